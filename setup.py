@@ -1,0 +1,70 @@
+"""The extensions of shmkv and three switches of their build; all else stands in pyproject.toml.
+
+SHMKV_DEBUG=1        no optimisation, full debug information, the macro SHMKV_DEBUG
+SHMKV_SANITIZE=LIST  the value goes to -fsanitize= (address,undefined or thread)
+SHMKV_COVERAGE=1     line tracing, for coverage of the .pyx files
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+if not sys.platform.startswith("linux"):
+    raise SystemExit("shmkv needs Linux: it is built on POSIX shared memory, futexes and /proc.")
+
+from Cython.Build import cythonize  # after the check, whose sentence needs no Cython
+
+SOURCES = sorted(Path("shmkv").glob("*.pyx"))
+
+DEBUG = os.environ.get("SHMKV_DEBUG", "") not in ("", "0")
+SANITIZE = os.environ.get("SHMKV_SANITIZE", "")
+COVERAGE = os.environ.get("SHMKV_COVERAGE", "") not in ("", "0")
+
+# Left out of -Wextra: what generated code does by nature (unused parameters of method tables and the like).
+COMPILE = [
+    "-std=c11",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unused-parameter",
+    "-Wno-unused-function",
+    "-Wno-missing-field-initializers",
+    "-Wno-cast-function-type",
+    "-Wno-sign-compare",
+]
+COMPILE += ["-O0", "-g"] if DEBUG else ["-O3", "-g1"]
+LINK: list[str] = []
+MACROS: list[tuple[str, str | None]] = []
+
+if DEBUG:
+    MACROS.append(("SHMKV_DEBUG", "1"))
+if SANITIZE:
+    COMPILE += [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer"]
+    LINK.append(f"-fsanitize={SANITIZE}")
+if COVERAGE:
+    MACROS += [("CYTHON_TRACE", "1"), ("CYTHON_TRACE_NOGIL", "1")]
+
+EXTENSIONS = [
+    Extension(
+        f"shmkv.{source.stem}",
+        [str(source)],
+        depends=["shmkv/_kernels.h"],
+        define_macros=MACROS,
+        extra_compile_args=COMPILE,
+        extra_link_args=LINK,
+    )
+    for source in SOURCES
+]
+
+setup(
+    ext_modules=cythonize(
+        EXTENSIONS,
+        compiler_directives={"linetrace": True} if COVERAGE else {},
+        force=COVERAGE,
+    ),
+    options={"build_ext": {"parallel": True}},  # as many compilers as there are processors
+)

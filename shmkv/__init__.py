@@ -1,0 +1,65 @@
+"""KV caches in named shared memory, handed from prompt to decoder processes of one Linux host.
+
+The names and answers are those of the `llm_datadist` Python API, so code written for it runs with one changed import:
+
+    from shmkv import *
+"""
+from __future__ import annotations
+
+import logging
+
+from shmkv.cache_manager import CacheManager
+from shmkv.cache_task import CacheTask
+from shmkv.cluster_info import LLMClusterInfo
+from shmkv.datadist import LLMDataDist
+from shmkv.errors import LLMException, LLMNoneError, LLMParamError, LLMStatusCode, Status
+from shmkv.keys import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
+from shmkv.kv_cache import KvCache
+from shmkv.kv_cache_manager import KvCacheManager
+from shmkv.options import LLMConfig, LlmConfig
+from shmkv.tensor import Tensor, TensorDesc
+from shmkv.transfer_config import LayerSynchronizer, TransferConfig, TransferWithCacheKeyConfig
+from shmkv.types import CacheDesc, DataType, LLMRole, MemInfo, Memtype, Placement, RegisterMemStatus
+
+__version__ = "0.1.0"
+
+# A library does not print: whoever wants the log adds a handler to "shmkv" or to the root.
+logging.getLogger("shmkv").addHandler(logging.NullHandler())
+
+__all__ = [
+    "BlocksCacheKey",
+    "CacheDesc",
+    "CacheKey",
+    "CacheKeyByIdAndIndex",
+    "CacheManager",
+    "CacheTask",
+    "DataType",
+    "KvCache",
+    "KvCacheManager",
+    "LLMClusterInfo",
+    "LLMConfig",
+    "LLMDataDist",
+    "LLMException",
+    "LLMNoneError",
+    "LLMParamError",
+    "LLMRole",
+    "LLMStatusCode",
+    "LayerSynchronizer",
+    "LlmConfig",
+    "MemInfo",
+    "Memtype",
+    "Placement",
+    "RegisterMemStatus",
+    "Status",
+    "Tensor",
+    "TensorDesc",
+    "TransferConfig",
+    "TransferWithCacheKeyConfig",
+]
+
+
+def get_include() -> str:
+    """Folder with the .pxd and .h files, for extensions that cimport shmkv."""
+    from pathlib import Path
+
+    return str(Path(__file__).parent)

@@ -1,0 +1,20 @@
+"""Movers: carry the runs of a plan out. The memory mover copies with one of the loops of `_kernels.h`."""
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from shmkv._plan cimport Plan
+
+
+cdef enum:
+    CHUNK_NBYTES = 4 << 20          # between two looks at the deadline
+
+
+cdef enum:
+    # Which ends of the runs are laid out as the plan says; the other end is one dense buffer.
+    MOVE_DIRECT = 0
+    MOVE_GATHER = 1                 # plan -> dense
+    MOVE_SCATTER = 2                # dense -> plan
+
+
+ctypedef int (*CheckFn)(void* context) noexcept nogil
+
+cdef int move(const Plan* plan, const char* src, char* dst, int mode, CheckFn check, void* context) noexcept nogil

@@ -1,0 +1,388 @@
+# cython: language_level=3, freethreading_compatible=True, cdivision=True
+"""The owner's side of a directory: its caches, rows, keys and their index, in shared memory.
+
+Every method runs under the owner's manager lock; readers in other processes take no lock at all, so the order of the stores is
+what keeps them right. The names of the transitions are those of `tests/model.py`. Knows nothing of segments' life or of links'
+making; memory behind a growing table comes from the `reserve` callable it was given.
+"""
+import time
+
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
+
+from shmkv._futex cimport (
+    add32_seq,
+    exchange64_seq,
+    futex_wake_all,
+    load32_acquire,
+    load64_acquire,
+    load64_seq,
+    store32_release,
+    store64_release,
+    swap64_seq,
+)
+from shmkv._layout cimport *
+from shmkv._index cimport KeyIndex
+from shmkv._link_record cimport names, side_lives
+from shmkv._lookup cimport (
+    FIND_NEVER,
+    FoundRow,
+    Key,
+    consume,
+    cover,
+    find_key,
+    id_hash,
+    is_full,
+    key_hash,
+    why_ended,
+)
+from shmkv._mapping cimport write_segment_header
+from shmkv.ranges import RangeAllocator
+
+cdef Key to_key(tuple words):
+    """(kind, req_id, prefix_id, model_id) as the record holds it."""
+    cdef Key key
+    key.kind = words[0]
+    key.words[0] = words[1]
+    key.words[1] = words[2]
+    key.words[2] = words[3]
+    key.words[3] = 0
+    return key
+
+
+cdef inline bint has_key(uint64_t row_word):
+    """Is the row's key in the index: alive, or ended by a reader and not yet noticed by the owner?"""
+    return word_state(row_word) in (ROW_LIVE, ROW_CONSUMED, ROW_REMOVED)
+
+
+cdef class Directory:
+    """Tables of one cluster over a mapped, zeroed directory file."""
+
+    def __init__(self, Region region, reserve, *, uint64_t incarnation, uint64_t cluster_id, uint32_t role):
+        cdef DirectoryHeader* header = <DirectoryHeader*>region.address
+        self.region = region
+        self.base = region.address
+        self.reserve = reserve
+        self.caches = RangeAllocator(CACHES_MAX)
+        self.tensors = RangeAllocator(TENSORS_MAX)
+        self.rows = RangeAllocator(ROWS_MAX)
+        self.coverage = RangeAllocator(COVERAGE_LINES_MAX)
+        self.next_generation = 1
+        self.incarnation = incarnation
+        self.seen_consumed = <uint32_t*>calloc(CACHES_MAX, sizeof(uint32_t))
+        if self.seen_consumed == NULL:
+            raise MemoryError("no memory for the owner's notes")
+        reserve(0, LINKS_OFFSET + LINKS_FIRST * sizeof(LinkRecord))
+        header.links_reserved = LINKS_FIRST
+        self.grow(CACHES_OFFSET, sizeof(CacheRecord), CACHES_FIRST, &header.caches_reserved, CACHES_MAX)
+        self.grow(TENSORS_OFFSET, sizeof(TensorRecord), TENSORS_FIRST, &header.tensors_reserved, TENSORS_MAX)
+        self.grow(ROWS_OFFSET, sizeof(RowRecord), ROWS_FIRST, &header.rows_reserved, ROWS_MAX)
+        self.grow(COVERAGE_OFFSET, LINE, COVERAGE_LINES_FIRST, &header.coverage_reserved, COVERAGE_LINES_MAX)
+        self.index = KeyIndex(region, reserve)
+        header.cluster_id = cluster_id
+        header.role = role
+        header.state = DIRECTORY_OPEN
+        header.header.magic = MAGIC_DIRECTORY
+        header.header.fingerprint = layout_fingerprint()
+        header.header.header_nbytes = sizeof(DirectoryHeader)
+        header.header.nbytes = DIRECTORY_NBYTES
+        header.header.incarnation = incarnation
+        store32_release(&header.header.version, LAYOUT_VERSION)      # publish: header
+
+    def __dealloc__(self):
+        free(self.seen_consumed)
+
+    cdef int grow(self, uint64_t table, uint32_t record_nbytes, uint64_t wanted, uint32_t* reserved,
+                  uint64_t limit) except -1:
+        """Put pages behind at least `wanted` records, doubling; readers see the count when the pages are there."""
+        cdef uint64_t have = reserved[0]
+        cdef uint64_t target = have * 2 if have * 2 > wanted else wanted
+        if have >= wanted:
+            return 0
+        target = min(target, limit)
+        self.reserve(table + have * record_nbytes, (target - have) * record_nbytes)
+        store32_release(reserved, <uint32_t>target)
+        return 0
+
+    # -- caches -----------------------------------------------------------------------------------------------------
+
+    def insert(self, Region segment, *, int64_t cache_id, uint64_t serial, list tensors, uint32_t num_rows,
+               uint32_t published, uint32_t kind=CACHE_CONTIGUOUS):
+        """Record a cache: (slot, generation). Its word says LIVE afterwards, its rows have no keys yet.
+
+        `tensors`: one (offset, nbytes, outer, rows, inner, dtype) each, in bytes from the segment's start. `published`:
+        how many tensors of each row are readable at once. MemoryError or OSError when a table cannot grow; nothing is
+        recorded then.
+        """
+        cdef uint32_t count = len(tensors), lines
+        lines = (count + TENSORS_PER_WORD * WORDS_PER_LINE - 1) // (TENSORS_PER_WORD * WORDS_PER_LINE)
+        taken = self.take_records(count, num_rows, lines)
+        cdef uint32_t slot = taken[0], first_tensor = taken[1], first_row = taken[2], first_line = taken[3], i
+        cdef CacheRecord* cache = cache_at(self.base, slot)
+        cdef uint64_t generation = self.next_generation
+        self.next_generation += 1
+        for i in range(count):
+            self.fill_tensor(first_tensor + i, tensors[i], <size_t>segment.address)
+        for i in range(num_rows):
+            self.fill_row(first_row + i, slot, i, published)
+        write_segment_header(segment, self.incarnation, serial, generation)
+        cache.cache_id = cache_id
+        cache.segment_serial = serial
+        cache.segment_nbytes = segment.nbytes
+        cache.kind = kind
+        cache.remote_accessible = 1
+        cache.num_tensors = count
+        cache.first_tensor = first_tensor
+        cache.num_rows = num_rows
+        cache.first_row = first_row
+        cache.first_coverage = first_line
+        cache.coverage_lines = lines
+        cache.blocks_bound = 0
+        exchange64_seq(&cache.word, make_word(generation, CACHE_LIVE))
+        self.index.insert(id_hash(cache_id), first_row)
+        return slot, generation
+
+    def mark_blocks(self, uint32_t slot, model_id):
+        """A cache is a blocks cache; `model_id` of its key, None for none."""
+        cdef CacheRecord* cache = cache_at(self.base, slot)
+        cache.kind = CACHE_BLOCKS
+        cache.blocks_model_id = model_id or 0
+        cache.blocks_bound = model_id is not None
+
+    cdef tuple take_records(self, uint32_t tensors, uint32_t rows, uint32_t lines):
+        """Room in all four tables and in the index, or nothing at all."""
+        cdef DirectoryHeader* header = directory_header(self.base)
+        taken = []
+        try:
+            for allocator, count in ((self.caches, 1), (self.tensors, tensors), (self.rows, rows),
+                                     (self.coverage, rows * lines)):
+                taken.append((allocator, allocator.take(count), count))
+            self.grow(CACHES_OFFSET, sizeof(CacheRecord), self.caches.end, &header.caches_reserved, CACHES_MAX)
+            self.grow(TENSORS_OFFSET, sizeof(TensorRecord), self.tensors.end, &header.tensors_reserved, TENSORS_MAX)
+            self.grow(ROWS_OFFSET, sizeof(RowRecord), self.rows.end, &header.rows_reserved, ROWS_MAX)
+            self.grow(COVERAGE_OFFSET, LINE, self.coverage.end, &header.coverage_reserved, COVERAGE_LINES_MAX)
+            self.index.make_room(rows + 1)
+        except BaseException:
+            for allocator, first, count in taken:
+                allocator.give(first, count)
+            raise
+        return tuple(first for _, first, _ in taken)
+
+    cdef void fill_tensor(self, uint32_t index, tuple shape, uint64_t base_address):
+        cdef TensorRecord* tensor = tensor_at(self.base, index)
+        tensor.offset, tensor.nbytes, tensor.outer, tensor.rows, tensor.inner, tensor.dtype = shape
+        tensor.base_address = base_address + tensor.offset
+
+    cdef void fill_row(self, uint32_t index, uint32_t slot, uint32_t batch_index, uint32_t published):
+        """An unbound row; the generation goes on where the record's last user left it."""
+        cdef RowRecord* row = row_at(self.base, index)
+        exchange64_seq(&row.word, make_word(word_generation(row.word) + 1, ROW_UNBOUND))
+        row.key_kind = KEY_NONE
+        row.cache_slot = slot
+        row.batch_index = batch_index
+        store32_release(&row.progress, published)
+
+    def retire(self, uint32_t slot):
+        """LIVE -> RETIRED: no reader can pin the cache any more; look at `pinned` before its memory is used again."""
+        cdef CacheRecord* cache = cache_at(self.base, slot)
+        exchange64_seq(&cache.word, make_word(word_generation(cache.word), CACHE_RETIRED))
+
+    def release(self, uint32_t slot):
+        """RETIRED -> FREE: give the records back. The caller has seen that nothing pins the cache."""
+        cdef CacheRecord* cache = cache_at(self.base, slot)
+        self.index.remove(id_hash(cache.cache_id), cache.first_row)
+        exchange64_seq(&cache.word, make_word(word_generation(cache.word), CACHE_FREE))
+        self.tensors.give(cache.first_tensor, cache.num_tensors)
+        self.rows.give(cache.first_row, cache.num_rows)
+        self.coverage.give(cache.first_coverage, cache.num_rows * cache.coverage_lines)
+        self.caches.give(slot, 1)
+
+    def pinned(self, uint64_t generation, int life_fd, Region members, initiated):
+        """Does a living reader name this cache? `initiated`: addresses of the link records that this cluster made in other
+        directories. Scans what stands in shared memory and keeps no count that a killed reader could leave wrong."""
+        cdef uint32_t slot, count = min(load32_acquire(&directory_header(self.base).links_reserved), LINKS_MAX)
+        cdef LinkSide* side
+        for slot in range(count):
+            side = &link_at(self.base, slot).sides[SIDE_INITIATOR]
+            if names(side, generation) and side_lives(side, life_fd, members.address):
+                return True
+        for address in initiated:
+            side = &(<LinkRecord*><size_t>address).sides[SIDE_ACCEPTOR]
+            if names(side, generation) and side_lives(side, life_fd, members.address):
+                return True
+        return False
+
+    # -- keys -------------------------------------------------------------------------------------------------------
+
+    def find(self, tuple words):
+        """(slot, batch_index) of the living row with this key, or None. `words`: (kind, req_id, prefix_id, model_id)."""
+        cdef Key key = to_key(words)
+        cdef FoundRow found
+        if find_key(self.base, &key, &found) != 0:
+            return None
+        return found.row.cache_slot, found.batch_index
+
+    def why_ended(self, tuple words):
+        """FIND_CONSUMED, FIND_REMOVED or FIND_NEVER for a key that does not live."""
+        cdef Key key = to_key(words)
+        cdef FoundRow found
+        cdef int status = find_key(self.base, &key, &found)
+        return status if status != 0 and status != FIND_NEVER else why_ended(self.base, &key)
+
+    def bind(self, uint32_t slot, uint32_t batch_index, tuple words):
+        """Name a row: coverage is reset to the new generation, then the row goes LIVE."""
+        cdef CacheRecord* cache = cache_at(self.base, slot)
+        cdef RowRecord* row = row_at(self.base, cache.first_row + batch_index)
+        cdef uint64_t generation
+        cdef uint64_t* words_of_row = coverage_at(self.base, cache.first_coverage + batch_index * cache.coverage_lines)
+        cdef Key key = to_key(words)
+        cdef uint32_t i
+        self.index.make_room(1)
+        self.end_key(slot, batch_index, ROW_REMOVED)
+        generation = word_generation(row.word) + 1
+        # Between the two exchanges the word differs from every older one, so a reader's copy of the key cannot be torn.
+        exchange64_seq(&row.word, make_word(generation, ROW_UNBOUND))
+        for i in range(cache.coverage_lines * WORDS_PER_LINE):
+            store64_release(&words_of_row[i], generation << 32)
+        memcpy(row.key, key.words, sizeof(key.words))
+        row.key_kind = key.kind
+        exchange64_seq(&row.word, make_word(generation, ROW_LIVE))
+        self.index.insert(key_hash(&key), cache.first_row + batch_index)
+        self.key_changed()
+
+    def unbind(self, uint32_t slot, uint32_t batch_index):
+        """Take the name from a row, under a new generation: a reader that is in it answers "not there"."""
+        cdef RowRecord* row = row_at(self.base, cache_at(self.base, slot).first_row + batch_index)
+        self.end_key(slot, batch_index, ROW_REMOVED)
+        exchange64_seq(&row.word, make_word(word_generation(row.word) + 1, ROW_UNBOUND))
+        self.key_changed()
+
+    def remove(self, uint32_t slot, uint32_t batch_index):
+        """LIVE -> REMOVED by the same compare-and-swap as a reader's consume."""
+        self.end_key(slot, batch_index, ROW_REMOVED)
+        self.key_changed()
+
+    cdef int end_key(self, uint32_t slot, uint32_t batch_index, uint32_t state) except -1:
+        """End a row's key, if it still lives with `state`; remember why, take it out of the index. The generation stays:
+        the row is still the same bytes for a reader by cache id. Nothing happens to a row without a key."""
+        cdef CacheRecord* cache = cache_at(self.base, slot)
+        cdef RowRecord* row = row_at(self.base, cache.first_row + batch_index)
+        cdef uint64_t seen = load64_seq(&row.word)
+        cdef uint32_t out
+        cdef Key key
+        if not has_key(seen):
+            return 0
+        if word_state(seen) == ROW_LIVE:
+            swap64_seq(&row.word, seen, make_word(word_generation(seen), state))
+            seen = load64_seq(&row.word)
+        memcpy(key.words, row.key, sizeof(key.words))
+        key.kind = row.key_kind
+        self.remember(&key, word_state(seen))
+        self.index.remove(key_hash(&key), cache.first_row + batch_index)
+        out = ROW_CONSUMED_OUT if word_state(seen) == ROW_CONSUMED else ROW_REMOVED_OUT
+        exchange64_seq(&row.word, make_word(word_generation(seen), out))
+        return 0
+
+    cdef void remember(self, const Key* key, uint32_t why):
+        cdef DirectoryHeader* header = directory_header(self.base)
+        cdef EndedKey* ended = ended_at(self.base, header.ended_count)
+        memcpy(ended.key, key.words, sizeof(key.words))
+        ended.key_kind = key.kind
+        ended.why = why
+        ended.when_ns = time.time_ns()
+        store64_release(&header.ended_count, header.ended_count + 1)
+
+    cdef void key_changed(self):
+        """Whoever sleeps on the directory's keys looks again; a wake only if somebody does."""
+        cdef DirectoryHeader* header = directory_header(self.base)
+        add32_seq(&header.key_event, 1)
+        if load32_acquire(&header.key_waiters):
+            futex_wake_all(&header.key_event, True)
+
+    def settle(self, uint32_t slot):
+        """How many rows of a cache still have a living key. Rows consumed by readers leave the index here; rows whose last
+        reader died between its last mark and its swap are consumed here."""
+        cdef CacheRecord* cache = cache_at(self.base, slot)
+        cdef RowRecord* row
+        cdef uint64_t word
+        cdef uint32_t batch_index, living = 0
+        for batch_index in range(cache.num_rows):
+            row = row_at(self.base, cache.first_row + batch_index)
+            word = load64_seq(&row.word)
+            if not has_key(word):
+                continue
+            if word_state(word) == ROW_LIVE and row.key_kind == KEY_REQUEST \
+                    and is_full(self.base, cache, batch_index, word_generation(word)):
+                swap64_seq(&row.word, word, make_word(word_generation(word), ROW_CONSUMED))
+            if word_state(load64_seq(&row.word)) == ROW_LIVE:
+                living += 1
+            else:
+                self.end_key(slot, batch_index, ROW_CONSUMED)
+        return living
+
+    def publish(self, uint32_t slot, uint32_t batch_index, uint32_t tensors):
+        """The first `tensors` tensors of a row hold their bytes; waiters are woken if there are any."""
+        cdef RowRecord* row = row_at(self.base, cache_at(self.base, slot).first_row + batch_index)
+        store32_release(&row.progress, tensors)
+        if load32_acquire(&row.progress_waiters):
+            futex_wake_all(&row.progress, True)
+
+    def noticed_slots(self):
+        """Slots of the caches of which readers have consumed rows since the last call."""
+        cdef uint32_t slot, consumed
+        found = []
+        for slot in range(self.caches.end):
+            consumed = load32_acquire(&cache_at(self.base, slot).consumed)
+            if consumed != self.seen_consumed[slot]:
+                self.seen_consumed[slot] = consumed
+                found.append(slot)
+        return found
+
+    @property
+    def reaped_count(self):
+        """How often somebody closed a dead reader's side: a change means that `settle` may find full rows anywhere."""
+        return load64_acquire(&directory_header(self.base).reaped_count)
+
+    def row_generation(self, uint32_t slot, uint32_t batch_index):
+        """Of the key binding that a row has now."""
+        return word_generation(load64_seq(&row_at(self.base, cache_at(self.base, slot).first_row + batch_index).word))
+
+    def row_key(self, uint32_t slot, uint32_t batch_index):
+        """(kind, req_id, prefix_id, model_id) of a row's living key, or None."""
+        cdef RowRecord* row = row_at(self.base, cache_at(self.base, slot).first_row + batch_index)
+        if word_state(load64_seq(&row.word)) != ROW_LIVE:
+            return None
+        return row.key_kind, row.key[0], row.key[1], row.key[2]
+
+    def progress(self, uint32_t slot, uint32_t batch_index):
+        """How many tensors of a row are published."""
+        return load32_acquire(&row_at(self.base, cache_at(self.base, slot).first_row + batch_index).progress)
+
+    def mark_pulled(self, uint32_t slot, uint32_t batch_index, uint64_t generation, uint32_t first, uint32_t count):
+        """What a reader does after its copy, for a pull out of the owner's own cache: coverage, then consume."""
+        cdef FoundRow found
+        found.cache = cache_at(self.base, slot)
+        found.row = row_at(self.base, found.cache.first_row + batch_index)
+        found.row_word = load64_seq(&found.row.word)
+        found.batch_index = batch_index
+        memcpy(&found.copy, found.cache, sizeof(CacheRecord))
+        if found.row_word != make_word(generation, ROW_LIVE) or found.row.key_kind != KEY_REQUEST:
+            return
+        if cover(self.base, &found, first, count) and is_full(self.base, &found.copy, batch_index, generation):
+            consume(&found)
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def note_unlinked(self, uint64_t serial):
+        """A segment's name is gone: readers that still map it let it go at their next call."""
+        cdef DirectoryHeader* header = directory_header(self.base)
+        unlinked_at(self.base, header.segments_unlinked)[0] = serial
+        store64_release(&header.segments_unlinked, header.segments_unlinked + 1)
+
+    def set_role(self, uint32_t role):
+        """The role that linkers ask for."""
+        directory_header(self.base).role = role
+
+    def close(self):
+        """Say goodbye: every link to this directory is over."""
+        store32_release(&directory_header(self.base).state, DIRECTORY_CLOSED)

@@ -1,0 +1,117 @@
+"""Words: load, store, swap, wait, wake; the two-sided lock of a link; the queue of one process's threads before it.
+
+Knows nothing of links, caches or Python. Waiting functions take absolute CLOCK_MONOTONIC times in ns and return after one
+slice at the most: the loop with the deadline stands in the caller, once.
+"""
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+cdef extern from *:
+    """
+    #include <errno.h>
+    #include <limits.h>
+    #include <linux/futex.h>
+    #include <pthread.h>
+    #include <stdint.h>
+    #include <sys/syscall.h>
+    #include <time.h>
+    #include <unistd.h>
+
+    static inline uint32_t load32_acquire(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+    static inline uint64_t load64_acquire(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+    static inline uint64_t load64_seq(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
+    static inline uint64_t load64_relaxed(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+    static inline void store32_release(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+    static inline void store64_release(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+    static inline void store64_relaxed(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+    static inline uint64_t exchange64_seq(uint64_t *p, uint64_t v) { return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST); }
+    static inline uint32_t add32_seq(uint32_t *p, uint32_t v) { return __atomic_add_fetch(p, v, __ATOMIC_SEQ_CST); }
+    static inline uint32_t add32_relaxed(uint32_t *p, uint32_t v) { return __atomic_add_fetch(p, v, __ATOMIC_RELAXED); }
+    static inline uint64_t add64_relaxed(uint64_t *p, uint64_t v) { return __atomic_add_fetch(p, v, __ATOMIC_RELAXED); }
+    static inline int swap32_seq(uint32_t *p, uint32_t expected, uint32_t v)
+    { return __atomic_compare_exchange_n(p, &expected, v, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); }
+    static inline int swap64_seq(uint64_t *p, uint64_t expected, uint64_t v)
+    { return __atomic_compare_exchange_n(p, &expected, v, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); }
+
+    /* The clock of every deadline here; answered by the vDSO. */
+    static inline int64_t now_ns(void)
+    {
+        struct timespec t;
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+    }
+
+    /* Sleep while *word == value, until an absolute time. 0 or -errno (EAGAIN, EINTR, ETIMEDOUT).
+       `shared` leaves the private flag out: the word is mapped by several processes, at different addresses. */
+    static inline int futex_wait_until(uint32_t *word, uint32_t value, int64_t until_ns, int shared)
+    {
+        struct timespec t = { until_ns / 1000000000, until_ns % 1000000000 };
+        int op = FUTEX_WAIT_BITSET | (shared ? 0 : FUTEX_PRIVATE_FLAG);
+        if (syscall(SYS_futex, word, op, value, &t, NULL, FUTEX_BITSET_MATCH_ANY) == 0) return 0;
+        return -errno;
+    }
+
+    static inline void futex_wake_all(uint32_t *word, int shared)
+    {
+        syscall(SYS_futex, word, FUTEX_WAKE | (shared ? 0 : FUTEX_PRIVATE_FLAG), INT_MAX, NULL, NULL, 0);
+    }
+    """
+    uint32_t load32_acquire(const uint32_t *p) noexcept nogil
+    uint64_t load64_acquire(const uint64_t *p) noexcept nogil
+    uint64_t load64_seq(const uint64_t *p) noexcept nogil
+    uint64_t load64_relaxed(const uint64_t *p) noexcept nogil
+    void store32_release(uint32_t *p, uint32_t value) noexcept nogil
+    void store64_release(uint64_t *p, uint64_t value) noexcept nogil
+    void store64_relaxed(uint64_t *p, uint64_t value) noexcept nogil
+    uint64_t exchange64_seq(uint64_t *p, uint64_t value) noexcept nogil
+    uint32_t add32_seq(uint32_t *p, uint32_t value) noexcept nogil
+    uint32_t add32_relaxed(uint32_t *p, uint32_t value) noexcept nogil
+    uint64_t add64_relaxed(uint64_t *p, uint64_t value) noexcept nogil
+    bint swap32_seq(uint32_t *p, uint32_t expected, uint32_t value) noexcept nogil
+    bint swap64_seq(uint64_t *p, uint64_t expected, uint64_t value) noexcept nogil
+    int64_t now_ns() noexcept nogil
+    int futex_wait_until(uint32_t *word, uint32_t value, int64_t until_ns, bint shared) noexcept nogil
+    void futex_wake_all(uint32_t *word, bint shared) noexcept nogil
+
+    ctypedef struct pthread_mutex_t:
+        pass
+    int pthread_mutex_init(pthread_mutex_t *mutex, const void *attributes) noexcept nogil
+    int pthread_mutex_lock(pthread_mutex_t *mutex) noexcept nogil
+    int pthread_mutex_unlock(pthread_mutex_t *mutex) noexcept nogil
+    int pthread_mutex_destroy(pthread_mutex_t *mutex) noexcept nogil
+
+
+cdef enum:
+    SLICE_NS = 20000000             # a lost wake or a dead holder costs this much, not the deadline
+
+
+cdef enum:
+    # The lock word: who has it, plus the bit that says the other side sleeps on it.
+    WORD_FREE = 0
+    WORD_HELD = 1                   # + side
+    WORD_OFFERED = 3                # + side: released straight to that side, which was asleep
+    WORD_WAITERS = 0x80000000
+
+
+cdef int word_try(uint32_t* word, uint32_t side, int64_t retake_ns) noexcept nogil
+cdef int word_wait_slice(uint32_t* word, uint32_t side, int64_t until_ns, int64_t retake_ns) noexcept nogil
+cdef int64_t word_give_up(uint32_t* word, uint32_t side, int64_t retake_ns) noexcept nogil
+cdef int64_t word_release(uint32_t* word, uint32_t side) noexcept nogil
+
+
+cdef struct Waiter:
+    uint32_t granted
+    Waiter* next
+
+
+cdef struct ThreadQueue:
+    pthread_mutex_t guard           # held for a few loads and stores, never across a wait
+    bint busy                       # a thread is past the queue
+    Waiter* head
+    Waiter* tail
+
+
+cdef void queue_init(ThreadQueue* queue) noexcept nogil
+cdef bint queue_enter(ThreadQueue* queue, Waiter* me) noexcept nogil
+cdef int queue_wait_slice(Waiter* me, int64_t until_ns) noexcept nogil
+cdef bint queue_give_up(ThreadQueue* queue, Waiter* me) noexcept nogil
+cdef void queue_leave(ThreadQueue* queue) noexcept nogil

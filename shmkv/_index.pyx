@@ -1,0 +1,143 @@
+# cython: language_level=3, freethreading_compatible=True, cdivision=True
+"""The key index: open addressing in shared memory, written by the owner alone, read by everybody without a lock.
+
+An entry is (upper half of the hash << 32 | row + 2); 0 is empty and 1 a tombstone. The table grows by building the next one in
+another part of the sparse directory and switching one word, so a reader walks either the old or the new one. Readers: `_lookup`.
+"""
+from libc.string cimport memcpy, memset
+
+from shmkv._futex cimport exchange64_seq, load32_acquire, store64_release
+from shmkv._layout cimport (
+    INDEX_LOG2_MAX,
+    INDEX_LOG2_MIN,
+    LINKS_MAX,
+    PAGE,
+    SIDE_INITIATOR,
+    DirectoryHeader,
+    LinkRecord,
+    RowRecord,
+    cache_at,
+    directory_header,
+    index_part,
+    index_part_offset,
+    link_at,
+    row_at,
+)
+from shmkv._link_record cimport side_lives
+from shmkv._lookup cimport Key, id_hash, key_hash
+
+cdef extern from "<sys/mman.h>" nogil:
+    int madvise(void* address, size_t nbytes, int advice)
+    int MADV_REMOVE
+
+
+cdef inline uint64_t make_entry(uint64_t hashed, uint32_t row):
+    return hashed >> 32 << 32 | (row + 2)
+
+
+cdef class KeyIndex:
+    """Over the index range of a directory that is being made."""
+
+    def __init__(self, Region region, reserve):
+        self.region = region
+        self.base = region.address
+        self.reserve = reserve
+        self.old_parts = []
+        reserve(index_part_offset(INDEX_LOG2_MIN, 0), 8 << INDEX_LOG2_MIN)
+        directory_header(self.base).index_word = 1 << 16 | INDEX_LOG2_MIN
+
+    cdef void insert(self, uint64_t hashed, uint32_t row):
+        """There is room: make_room came before."""
+        cdef uint64_t word = directory_header(self.base).index_word
+        cdef uint64_t* entries = index_part(self.base, word & 0xFF, word >> 8 & 1)
+        cdef uint32_t mask = (<uint32_t>1 << (word & 0xFF)) - 1
+        cdef uint32_t i = <uint32_t>hashed & mask
+        while <uint32_t>entries[i] > 1:
+            i = (i + 1) & mask
+        if <uint32_t>entries[i] == 0:
+            self.used += 1
+        self.living += 1
+        store64_release(&entries[i], make_entry(hashed, row))
+
+    cdef void remove(self, uint64_t hashed, uint32_t row):
+        cdef uint64_t word = directory_header(self.base).index_word
+        cdef uint64_t* entries = index_part(self.base, word & 0xFF, word >> 8 & 1)
+        cdef uint32_t mask = (<uint32_t>1 << (word & 0xFF)) - 1
+        cdef uint32_t i = <uint32_t>hashed & mask
+        while <uint32_t>entries[i] != 0:
+            if entries[i] == make_entry(hashed, row):
+                store64_release(&entries[i], 1)         # a tombstone: probing goes on behind it
+                self.living -= 1
+                return
+            i = (i + 1) & mask
+
+    cdef int make_room(self, uint32_t more) except -1:
+        """Keep the index at most half full: build the next table in another part, then switch one word."""
+        cdef DirectoryHeader* header = directory_header(self.base)
+        cdef uint64_t word = header.index_word
+        cdef uint32_t log2 = word & 0xFF, part = word >> 8 & 1, next_log2 = INDEX_LOG2_MIN
+        cdef uint64_t* entries
+        if (<uint64_t>self.used + more) * 2 <= <uint64_t>1 << log2:
+            return 0
+        while (<uint64_t>self.living + more) * 4 > <uint64_t>1 << next_log2:
+            next_log2 += 1
+        if next_log2 > INDEX_LOG2_MAX:
+            raise MemoryError(f"the key index is at its maximum of {1 << INDEX_LOG2_MAX} entries")
+        self.reserve(index_part_offset(next_log2, part ^ 1), 8 << next_log2)
+        entries = index_part(self.base, next_log2, part ^ 1)
+        memset(entries, 0, 8 << next_log2)
+        self.refill(index_part(self.base, log2, part), log2, entries, next_log2)
+        exchange64_seq(&header.index_word, ((word >> 16) + 1) << 16 | (part ^ 1) << 8 | next_log2)
+        self.old_parts = [old for old in self.old_parts if old != (next_log2, part ^ 1)] + [(log2, part)]
+        return 0
+
+    cdef void refill(self, uint64_t* old, uint32_t log2, uint64_t* entries, uint32_t next_log2):
+        """Copy the living entries to their places."""
+        cdef uint32_t i, place, mask = (<uint32_t>1 << next_log2) - 1
+        self.used = 0
+        for i in range(<uint32_t>1 << log2):
+            if <uint32_t>old[i] < 2:
+                continue
+            place = <uint32_t>self.hash_of_entry(old[i]) & mask
+            while entries[place]:
+                place = (place + 1) & mask
+            entries[place] = old[i]
+            self.used += 1
+        self.living = self.used
+
+    cdef uint64_t hash_of_entry(self, uint64_t entry):
+        """The lower half of the hash is not in the entry; it follows from the record. The tag's lowest bit tells a
+        cache's id (1) from a key (0)."""
+        cdef RowRecord* row = row_at(self.base, <uint32_t>entry - 2)
+        cdef Key key
+        if entry >> 32 & 1:
+            return id_hash(cache_at(self.base, row.cache_slot).cache_id)
+        memcpy(key.words, row.key, sizeof(key.words))
+        key.kind = row.key_kind
+        return key_hash(&key)
+
+    cdef bint reader_inside(self, int life_fd, Region members):
+        """May some reader still walk a replaced table? A reader is between taking a link's word and giving it back."""
+        cdef uint32_t slot, count = min(load32_acquire(&directory_header(self.base).links_reserved), LINKS_MAX)
+        cdef LinkRecord* link
+        for slot in range(count):
+            link = link_at(self.base, slot)
+            if load32_acquire(&link.word) and side_lives(&link.sides[SIDE_INITIATOR], life_fd, members.address):
+                return True
+        return False
+
+    def give_back_old_parts(self, int life_fd, Region members):
+        """Punch the pages out of tables that were replaced, once no reader can be in them."""
+        if not self.old_parts or self.reader_inside(life_fd, members):
+            return
+        for log2, part in self.old_parts:
+            offset = index_part_offset(log2, part)
+            begin, end = (offset + PAGE - 1) // PAGE * PAGE, (offset + (8 << log2)) // PAGE * PAGE
+            if end > begin:
+                madvise(self.base + <uint64_t>begin, end - begin, MADV_REMOVE)
+        self.old_parts = []
+
+    @property
+    def capacity(self):
+        """Entries of the table in use."""
+        return 1 << (directory_header(self.base).index_word & 0xFF)

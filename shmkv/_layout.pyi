@@ -1,0 +1,14 @@
+"""Types of the layout: names, offsets, sizes and limits, as compiled."""
+from typing import Final
+
+VERSION: Final[int]
+FINGERPRINT: Final[int]
+DIRECTORY_SIZE: Final[int]
+MEMBERS_SIZE: Final[int]
+SEGMENT_DATA: Final[int]
+ALIGNMENT: Final[int]
+MEMBERS_LIMIT: Final[int]
+LINKS_LIMIT: Final[int]
+
+def fields() -> tuple[tuple[str, str, int, int], ...]: ...
+def tables() -> tuple[tuple[str, int, int, int], ...]: ...

@@ -1,0 +1,62 @@
+"""One process's end of a link, as its initiator: queue, word, liveness, deadline; and the peer's segments it maps."""
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from shmkv._futex cimport ThreadQueue
+from shmkv._layout cimport LinkRecord, LinkSide
+from shmkv._mapping cimport AttachedTable, Region
+
+
+cdef enum:
+    # Answers besides 0.
+    LINK_ENDED = -1301              # unlinked, by either side
+    LINK_BUSY = -1302               # being removed, or this call interrupted a pull on its own thread
+    LINK_PEER_GONE = -1303          # the peer died or finalized, or the link broke
+    LINK_TIMEOUT = -1304
+    LINK_INTERRUPTED = -1305        # a Python signal handler raised; its exception is pending
+    LINK_FORKED = -1306             # the handle belongs to the parent process
+
+
+cdef struct Patience:
+    # How long a call may take, and what it has to do meanwhile.
+    int64_t deadline_ns
+    int64_t signals_ns              # last time that Python signal handlers could run
+    bint is_main                    # only the main thread runs them
+    bint removes                    # the call that removes the link may enter while it is closing
+
+
+cdef struct Link:
+    char* directory                 # the peer's
+    char* members
+    int life_fd
+    LinkRecord* record
+    LinkSide* mine
+    uint64_t serial
+    uint64_t epoch
+    uint32_t side
+    uint32_t peer_slot
+    uint64_t peer_incarnation
+    const char* prefix              # path of the peer's cache segments up to the serial
+    uint32_t users                  # threads inside a call
+    uint32_t is_closing
+    ThreadQueue queue               # all below: only by the thread at the head of the queue
+    int64_t looked_ns               # last look at the peer's life byte
+    int64_t retake_ns
+    AttachedTable segments
+    uint64_t unlinked_seen
+
+
+cdef class LinkHandle:
+    cdef Link link
+    cdef readonly Region directory
+    cdef readonly Region members
+    cdef bytes prefix
+
+
+cdef void patience_init(Patience* wait, int64_t timeout_ms)
+cdef int link_enter(Link* link, Patience* wait) noexcept nogil
+cdef void link_leave(Link* link) noexcept nogil
+cdef int look(Link* link) noexcept nogil
+cdef int look_between_chunks(Link* link, Patience* wait) noexcept nogil
+cdef int run_signals(Patience* wait) noexcept nogil
+cdef int raise_pending() except -1
+cdef bint is_inside() noexcept nogil

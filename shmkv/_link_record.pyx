@@ -1,0 +1,234 @@
+# cython: language_level=3, freethreading_compatible=True, cdivision=True
+"""The record of one link in the directory of the cluster that was linked to (the acceptor).
+
+State: FREE -> LIVE (a linker, under the cold lock) -> REMOVED (unlink) or BROKEN (a holder died) -> FREE, under a new serial. A
+record is used again only when both sides are closed, or closed for a dead side by whoever holds the cold lock, and no hazard or
+lease of a living side is left in it. The acceptor's side stays closed until it moves bytes itself: a cluster that is only
+pulled from never touches the record.
+"""
+from libc.errno cimport EAGAIN, EBUSY, EINTR
+from libc.string cimport memset
+
+from shmkv._futex cimport (
+    add64_relaxed,
+    load32_acquire,
+    load64_acquire,
+    load64_seq,
+    now_ns,
+    store32_release,
+    store64_release,
+    swap64_seq,
+    word_give_up,
+    word_release,
+    word_try,
+    word_wait_slice,
+)
+from shmkv._layout cimport (
+    COUNTERS_MAX,
+    LEASES_MAX,
+    LINK_BROKEN,
+    LINK_FREE,
+    LINK_LIVE,
+    LINK_REMOVED,
+    LINKS_MAX,
+    LINKS_OFFSET,
+    MEMBERS_MAX,
+    SIDE_ACCEPTOR,
+    SIDE_CLOSED,
+    SIDE_INITIATOR,
+    SIDE_OPEN,
+    directory_header,
+    link_at,
+    make_word,
+    member_at,
+    word_generation,
+    word_state,
+)
+from shmkv._life cimport life_look, process_epoch
+from shmkv._mapping cimport Region
+
+
+cdef uint64_t own_incarnation = 0
+cdef uint64_t own_epoch = 0
+
+
+def set_own(uint64_t incarnation):
+    """The cluster of this process, 0 for none: its sides live."""
+    global own_incarnation, own_epoch
+    own_incarnation = incarnation
+    own_epoch = process_epoch()
+
+
+cdef bint side_lives(const LinkSide* side, int life_fd, char* members) noexcept nogil:
+    """The life byte of the side's slot is held and the slot's incarnation is the recorded one; "cannot tell" lives."""
+    if side.incarnation == own_incarnation and own_epoch == process_epoch():
+        return True                 # no look shows the locks of the process that looks
+    if side.slot >= MEMBERS_MAX:
+        return False
+    if load64_acquire(&member_at(members, side.slot).incarnation) != side.incarnation:
+        return False
+    return life_look(life_fd, side.slot) != 0
+
+
+cdef bint names(const LinkSide* side, uint64_t generation) noexcept nogil:
+    """Does a hazard or a lease of this side name the cache?"""
+    cdef uint32_t i
+    if load64_seq(&side.hazard) == generation:
+        return True
+    for i in range(LEASES_MAX):
+        if load64_seq(&side.leases[i]) == generation:
+            return True
+    return False
+
+
+cdef bint is_idle(const LinkSide* side) noexcept nogil:
+    """No hazard and no lease at all."""
+    cdef uint32_t i
+    if load64_seq(&side.hazard) != 0:
+        return False
+    for i in range(LEASES_MAX):
+        if load64_seq(&side.leases[i]) != 0:
+            return False
+    return True
+
+
+cdef bint end_link(LinkRecord* link, uint64_t seen, uint32_t state) noexcept nogil:
+    """LIVE -> BROKEN or REMOVED, from exactly the state that was seen."""
+    if word_state(seen) != LINK_LIVE:
+        return False
+    return swap64_seq(&link.state, seen, make_word(word_generation(seen), state))
+
+
+cdef bint close_dead_side(LinkSide* side, int life_fd, char* members) noexcept nogil:
+    """Under the cold lock: is the side closed and idle, or its cluster dead (then it is closed and cleared for it)?"""
+    if side_lives(side, life_fd, members):
+        return load32_acquire(&side.open) == SIDE_CLOSED and is_idle(side)
+    memset(side.leases, 0, sizeof(side.leases))
+    store64_release(&side.hazard, 0)
+    store32_release(&side.open, SIDE_CLOSED)
+    return True
+
+
+def links_reserved(Region directory):
+    """Records that have pages behind them."""
+    return min(load32_acquire(&directory_header(directory.address).links_reserved), LINKS_MAX)
+
+
+def reserve_more(Region directory, reserve):
+    """Double the table of links in a directory. Under the cold lock; `reserve(offset, nbytes)` brings the pages."""
+    cdef uint32_t have = links_reserved(directory)
+    cdef uint32_t target = min(have * 2, LINKS_MAX)
+    reserve(LINKS_OFFSET + <uint64_t>have * sizeof(LinkRecord), (target - have) * sizeof(LinkRecord))
+    store32_release(&directory_header(directory.address).links_reserved, target)
+
+
+def claim(Region directory, int life_fd, Region members, sides):
+    """Take a free record, or one that both sides have closed: its slot, or None if there is none. Under the cold lock.
+
+    `sides`: (member slot, incarnation, cluster id) of the acceptor, then of the initiator.
+    """
+    cdef uint32_t slot
+    cdef LinkRecord* link
+    for slot in range(links_reserved(directory)):
+        link = link_at(directory.address, slot)
+        if load32_acquire(&link.sides[SIDE_INITIATOR].open) and side_lives(&link.sides[SIDE_INITIATOR], life_fd, members.address):
+            continue
+        # Nobody may start to use a dead cluster's link while its record is looked at.
+        end_link(link, load64_seq(&link.state), LINK_BROKEN)
+        if close_dead_side(&link.sides[SIDE_INITIATOR], life_fd, members.address) \
+                and close_dead_side(&link.sides[SIDE_ACCEPTOR], life_fd, members.address):
+            start(link, sides)
+            # The last user of the record may have died between its last mark and its swap: the owner looks again.
+            add64_relaxed(&directory_header(directory.address).reaped_count, 1)
+            return slot
+    return None
+
+
+cdef start(LinkRecord* link, sides):
+    """Fill the record under a new serial and publish it."""
+    cdef uint64_t serial = word_generation(load64_seq(&link.state)) + 1
+    cdef LinkSide* side
+    cdef int i
+    store64_release(&link.state, make_word(serial, LINK_FREE))
+    link.word = 0
+    for i in range(2):
+        side = &link.sides[i]
+        memset(side.counters, 0, sizeof(side.counters))
+        side.slot, side.incarnation, side.cluster_id = sides[i]
+        # After the incarnation: a crash in between leaves a closed side, never an open one of nobody.
+        store32_release(&side.open, SIDE_OPEN if i == SIDE_INITIATOR else SIDE_CLOSED)
+    store64_release(&link.state, make_word(serial, LINK_LIVE))
+
+
+def find(Region directory, uint64_t cluster_id):
+    """Slots of living links that the cluster with this id made to this directory."""
+    cdef uint32_t slot
+    cdef LinkRecord* link
+    found = []
+    for slot in range(links_reserved(directory)):
+        link = link_at(directory.address, slot)
+        if word_state(load64_seq(&link.state)) == LINK_LIVE and link.sides[SIDE_INITIATOR].cluster_id == cluster_id:
+            found.append(slot)
+    return found
+
+
+def remove_as_acceptor(Region directory, uint32_t slot, int life_fd, Region members, int64_t timeout_ms, bint force):
+    """LIVE -> REMOVED by the cluster that was linked to: after its turn at the word, or at once if `force` or the other side is
+    dead. False if the word could not be had in time."""
+    cdef LinkRecord* link = link_at(directory.address, slot)
+    cdef uint64_t seen = load64_seq(&link.state)
+    cdef int64_t until = now_ns() + timeout_ms * 1000000
+    cdef int status = 0
+    if force or not side_lives(&link.sides[SIDE_INITIATOR], life_fd, members.address):
+        end_link(link, seen, LINK_REMOVED)
+        return True
+    with nogil:
+        status = word_try(&link.word, SIDE_ACCEPTOR, 0)
+        while (status == -EBUSY or status == -EAGAIN or status == -EINTR) and now_ns() < until:
+            status = word_wait_slice(&link.word, SIDE_ACCEPTOR, until, 0)
+        if status == 0:
+            end_link(link, seen, LINK_REMOVED)
+            word_release(&link.word, SIDE_ACCEPTOR)
+        else:
+            word_give_up(&link.word, SIDE_ACCEPTOR, 0)
+    return status == 0
+
+
+def read(Region directory, uint32_t slot):
+    """What stands in a record, as a dict: for `ls`, statistics and tests."""
+    cdef LinkRecord* link = link_at(directory.address, slot)
+    cdef uint64_t state = load64_seq(&link.state)
+    cdef LinkSide* side
+    sides = []
+    for i in range(2):
+        side = &link.sides[i]
+        sides.append({
+            "open": load32_acquire(&side.open), "slot": side.slot, "incarnation": side.incarnation,
+            "cluster_id": side.cluster_id, "hazard": load64_seq(&side.hazard),
+            "leases": sum(1 for n in range(LEASES_MAX) if load64_acquire(&side.leases[n])),
+            "counters": [side.counters[n] for n in range(COUNTERS_MAX)],
+        })
+    return {"serial": word_generation(state), "state": word_state(state), "word": load32_acquire(&link.word), "sides": sides}
+
+
+def initiator_lives(Region directory, uint32_t slot, int life_fd, Region members):
+    """Is the cluster that made this link still there?"""
+    return side_lives(&link_at(directory.address, slot).sides[SIDE_INITIATOR], life_fd, members.address)
+
+
+def dead_initiators(Region directory, int life_fd, Region members):
+    """(slot, serial) of the records whose initiator has gone without closing its side."""
+    cdef uint32_t slot
+    cdef LinkRecord* link
+    found = []
+    for slot in range(links_reserved(directory)):
+        link = link_at(directory.address, slot)
+        if load32_acquire(&link.sides[SIDE_INITIATOR].open) \
+                and not side_lives(&link.sides[SIDE_INITIATOR], life_fd, members.address):
+            found.append((slot, word_generation(load64_seq(&link.state))))
+    return found
+
+
+def address(Region directory, uint32_t slot):
+    """Address of a record in this process."""
+    return <size_t>link_at(directory.address, slot)

@@ -1,0 +1,334 @@
+# cython: language_level=3, freethreading_compatible=True, cdivision=True
+"""The reader's side of a directory. The algorithm is told at the head of `_layout.pxd`; this file is its code.
+
+The key index is a hint: an entry leads to a row record, and only the record, copied between two equal loads of its word, counts.
+A miss is final only if the index word is the same before and after.
+"""
+from libc.string cimport memcpy
+
+from shmkv._futex cimport (
+    add32_relaxed,
+    exchange64_seq,
+    load32_acquire,
+    load64_acquire,
+    load64_seq,
+    store64_release,
+    swap64_seq,
+)
+from shmkv._layout cimport (
+    CACHE_FREE,
+    CACHE_LIVE,
+    CACHES_MAX,
+    COVERAGE_LINES_MAX,
+    ENDED_RING,
+    INDEX_LOG2_MAX,
+    INDEX_LOG2_MIN,
+    KEY_NONE,
+    ROW_CONSUMED,
+    ROW_CONSUMED_OUT,
+    ROW_LIVE,
+    ROW_REMOVED,
+    ROW_UNBOUND,
+    ROWS_MAX,
+    TENSORS_MAX,
+    TENSORS_PER_WORD,
+    WORDS_PER_LINE,
+    DirectoryHeader,
+    EndedKey,
+    TensorRecord,
+    cache_at,
+    coverage_at,
+    directory_header,
+    ended_at,
+    index_part,
+    make_word,
+    row_at,
+    tensor_at,
+    word_generation,
+    word_state,
+)
+from shmkv._mapping cimport Region
+
+
+cdef inline uint64_t mix(uint64_t x) noexcept nogil:
+    """A one-to-one scramble of 64 bits (the finaliser of splitmix64)."""
+    x ^= x >> 30
+    x *= 0xBF58476D1CE4E5B9ULL
+    x ^= x >> 27
+    x *= 0x94D049BB133111EBULL
+    return x ^ x >> 31
+
+
+# Lowest bit of an entry's tag: the entry leads from a cache's id to its first row, not from a key.
+cdef uint64_t ID_BIT = <uint64_t>1 << 32
+
+
+cdef uint64_t key_hash(const Key* key) noexcept nogil:
+    """Where a key's probing begins; never its identity: all four words are compared."""
+    cdef uint64_t x = mix(key.kind + 0x9E3779B97F4A7C15ULL)
+    x = mix(x ^ key.words[2])
+    x = mix(x ^ key.words[1])
+    return mix(x ^ key.words[0]) & ~ID_BIT
+
+
+cdef uint64_t id_hash(int64_t cache_id) noexcept nogil:
+    return mix(<uint64_t>cache_id ^ 0xD1B54A32D192ED03ULL) | ID_BIT
+
+
+cdef int copy_cache(char* base, uint32_t slot, FoundRow* found) noexcept nogil:
+    """A checked private copy of a living cache record: 0, FIND_REMOVED or FIND_DAMAGED."""
+    cdef DirectoryHeader* header = directory_header(base)
+    cdef CacheRecord* shared
+    cdef CacheRecord* copy = &found.copy
+    if slot >= load32_acquire(&header.caches_reserved) or slot >= CACHES_MAX:
+        return FIND_DAMAGED
+    shared = cache_at(base, slot)
+    found.cache = shared
+    found.cache_word = load64_seq(&shared.word)
+    memcpy(copy, shared, sizeof(CacheRecord))
+    if word_state(found.cache_word) != CACHE_LIVE or load64_seq(&shared.word) != found.cache_word:
+        return FIND_REMOVED
+    if <uint64_t>copy.first_tensor + copy.num_tensors > TENSORS_MAX:
+        return FIND_DAMAGED
+    if <uint64_t>copy.first_row + copy.num_rows > ROWS_MAX:
+        return FIND_DAMAGED
+    if copy.first_coverage + <uint64_t>copy.num_rows * copy.coverage_lines > COVERAGE_LINES_MAX:
+        return FIND_DAMAGED
+    if <uint64_t>copy.coverage_lines * WORDS_PER_LINE * TENSORS_PER_WORD < copy.num_tensors:
+        return FIND_DAMAGED
+    return 0
+
+
+cdef int compare_row(char* base, uint32_t index, const Key* key, FoundRow* found) noexcept nogil:
+    """Is this row bound to the key? 0, FIND_NEVER (another key), FIND_CONSUMED, FIND_REMOVED or FIND_DAMAGED."""
+    cdef RowRecord* row = row_at(base, index)
+    cdef uint64_t words[4]
+    cdef uint32_t kind, slot
+    cdef int status
+    while True:
+        found.row_word = load64_seq(&row.word)
+        memcpy(words, row.key, sizeof(words))
+        kind = row.key_kind
+        slot = row.cache_slot
+        found.batch_index = row.batch_index
+        if load64_seq(&row.word) == found.row_word:
+            break
+    if kind != key.kind or words[0] != key.words[0] or words[1] != key.words[1] or words[2] != key.words[2] \
+            or words[3] != key.words[3]:
+        return FIND_NEVER
+    if word_state(found.row_word) == ROW_CONSUMED:
+        return FIND_CONSUMED
+    if word_state(found.row_word) != ROW_LIVE:
+        return FIND_REMOVED if word_state(found.row_word) == ROW_REMOVED else FIND_NEVER    # out of the index: the ring knows
+    status = copy_cache(base, slot, found)
+    if status == 0 and (found.batch_index >= found.copy.num_rows or found.copy.first_row + found.batch_index != index):
+        status = FIND_DAMAGED
+    found.row = row
+    found.key_kind = kind
+    return status
+
+
+cdef int compare_id(char* base, uint32_t index, int64_t cache_id, FoundRow* found) noexcept nogil:
+    """Is this the first row of the cache with that id? 0, FIND_NEVER or FIND_REMOVED."""
+    cdef int status = copy_cache(base, row_at(base, index).cache_slot, found)
+    if status != 0:
+        return FIND_NEVER if status == FIND_DAMAGED else status
+    return 0 if found.copy.first_row == index and found.copy.cache_id == cache_id else FIND_NEVER
+
+
+cdef int probe(char* base, uint64_t hashed, const Key* key, int64_t cache_id, FoundRow* found) noexcept nogil:
+    """Walk the index for a key, or for a cache id when `key` is NULL."""
+    cdef DirectoryHeader* header = directory_header(base)
+    cdef uint64_t index_word, entry
+    cdef uint64_t* entries
+    cdef uint32_t log2, mask, i, _step, row, tag = <uint32_t>(hashed >> 32)
+    cdef int status, best
+    while True:
+        index_word = load64_seq(&header.index_word)
+        log2 = index_word & 0xFF
+        if log2 < INDEX_LOG2_MIN or log2 > INDEX_LOG2_MAX:
+            return FIND_DAMAGED
+        entries = index_part(base, log2, index_word >> 8 & 1)
+        mask = (<uint32_t>1 << log2) - 1
+        i = <uint32_t>hashed & mask
+        best = FIND_NEVER
+        for _step in range(mask + 1):
+            entry = load64_acquire(&entries[i])
+            row = <uint32_t>entry
+            if row == 0:
+                break
+            if row >= 2 and <uint32_t>(entry >> 32) == tag:
+                row -= 2
+                if row >= load32_acquire(&header.rows_reserved) or row >= ROWS_MAX:
+                    return FIND_DAMAGED
+                status = compare_row(base, row, key, found) if key != NULL else compare_id(base, row, cache_id, found)
+                if status == 0 or status == FIND_DAMAGED:
+                    return status
+                if status != FIND_NEVER:
+                    best = status
+            i = (i + 1) & mask
+        if load64_seq(&header.index_word) == index_word:
+            return best
+
+
+cdef int find_key(char* base, const Key* key, FoundRow* found) noexcept nogil:
+    """The living row that a key names: 0 or FIND_*."""
+    return probe(base, key_hash(key), key, 0, found)
+
+
+cdef int find_row(char* base, int64_t cache_id, uint32_t batch_index, FoundRow* found) noexcept nogil:
+    """The row of a living cache by the cache's id: 0 or FIND_*."""
+    cdef int status
+    if cache_id <= 0:
+        return FIND_NEVER
+    status = probe(base, id_hash(cache_id), NULL, cache_id, found)
+    if status != 0:
+        return status
+    if batch_index >= found.copy.num_rows:
+        return FIND_NEVER
+    found.row = row_at(base, found.copy.first_row + batch_index)
+    found.row_word = load64_seq(&found.row.word)
+    found.key_kind = found.row.key_kind if word_state(found.row_word) == ROW_LIVE else KEY_NONE
+    found.batch_index = batch_index
+    return 0
+
+
+cdef bint pin(LinkSide* side, FoundRow* found) noexcept nogil:
+    """Set the hazard, then look again: True if nothing changed meanwhile and the cache stays until unpin."""
+    exchange64_seq(&side.hazard, word_generation(found.cache_word))
+    if load64_seq(&found.cache.word) == found.cache_word and load64_seq(&found.row.word) == found.row_word:
+        return True
+    unpin(side)
+    return False
+
+
+cdef void unpin(LinkSide* side) noexcept nogil:
+    """Clear the hazard, after the last load of the cache's bytes."""
+    store64_release(&side.hazard, 0)
+
+
+cdef int recheck(FoundRow* found, bint by_key) noexcept nogil:
+    """After the copy: were the bytes those of the row all the time? 0 or FIND_*.
+
+    Another reader may have consumed the key meanwhile. A key that was removed or bound anew is gone: its owner may have begun
+    to write other bytes into the row.
+    """
+    cdef uint64_t word = load64_seq(&found.row.word)
+    cdef uint64_t cache_word = load64_seq(&found.cache.word)
+    # Retired meanwhile: the owner wants the memory and waits for our hazard. FREE or another generation: it has taken us for
+    # dead, so the bytes may be anybody's.
+    if word_generation(cache_word) != word_generation(found.cache_word) or word_state(cache_word) == CACHE_FREE:
+        return FIND_REMOVED
+    if word == found.row_word:
+        return 0
+    if word_generation(word) == word_generation(found.row_word):
+        return 0 if not by_key or word_state(word) in (ROW_CONSUMED, ROW_CONSUMED_OUT) else FIND_REMOVED
+    # A row without a key that got its first one is still the same row.
+    if word_state(found.row_word) == ROW_UNBOUND and word_generation(word) == word_generation(found.row_word) + 1:
+        return 0
+    return FIND_REMOVED
+
+
+# -- coverage: which tensors of a key have been pulled ----------------------------------------------------------------
+
+cdef inline uint64_t* coverage_words(char* base, const CacheRecord* cache, uint32_t batch_index) noexcept nogil:
+    return coverage_at(base, cache.first_coverage + batch_index * cache.coverage_lines)
+
+
+cdef inline uint64_t word_bits(uint32_t first, uint32_t count, uint32_t number) noexcept nogil:
+    """The bits of coverage word `number` for tensors [first, first + count)."""
+    cdef uint32_t low = number * TENSORS_PER_WORD
+    cdef uint32_t begin = first if first > low else low
+    cdef uint32_t end = first + count if first + count < low + TENSORS_PER_WORD else low + TENSORS_PER_WORD
+    if end <= begin:
+        return 0
+    return ((<uint64_t>1 << (end - low)) - 1) & ~((<uint64_t>1 << (begin - low)) - 1)
+
+
+cdef bint cover(char* base, FoundRow* found, uint32_t first, uint32_t count) noexcept nogil:
+    """Mark tensors as pulled for this binding of the row; True if they were not all marked by an older binding's reader."""
+    cdef uint64_t* words = coverage_words(base, &found.copy, found.batch_index)
+    cdef uint64_t seen, bits, tag = word_generation(found.row_word) << 32
+    cdef uint32_t number
+    for number in range(first // TENSORS_PER_WORD, (first + count - 1) // TENSORS_PER_WORD + 1):
+        bits = word_bits(first, count, number)
+        while True:
+            seen = load64_seq(&words[number])
+            if seen & 0xFFFFFFFF00000000ULL != tag:
+                return False
+            if seen & bits == bits or swap64_seq(&words[number], seen, seen | bits):
+                break
+    return True
+
+
+cdef bint is_full(char* base, const CacheRecord* cache, uint32_t batch_index, uint64_t row_generation) noexcept nogil:
+    """Have all tensors of this binding of the row been pulled?"""
+    cdef uint64_t* words = coverage_words(base, cache, batch_index)
+    cdef uint32_t number
+    for number in range((cache.num_tensors + TENSORS_PER_WORD - 1) // TENSORS_PER_WORD):
+        if load64_seq(&words[number]) != (row_generation << 32 | word_bits(0, cache.num_tensors, number)):
+            return False
+    return True
+
+
+cdef bint consume(FoundRow* found) noexcept nogil:
+    """LIVE -> CONSUMED, once; True for the one who did it."""
+    if not swap64_seq(&found.row.word, found.row_word, make_word(word_generation(found.row_word), ROW_CONSUMED)):
+        return False
+    add32_relaxed(&found.cache.consumed, 1)
+    return True
+
+
+cdef int why_ended(char* base, const Key* key) noexcept nogil:
+    """FIND_CONSUMED or FIND_REMOVED if the ring of ended keys remembers the key, else FIND_NEVER. A hint for a message."""
+    cdef uint64_t count = load64_acquire(&directory_header(base).ended_count)
+    cdef uint64_t number
+    cdef EndedKey copy
+    for number in range(ENDED_RING):
+        if number >= count:
+            break
+        memcpy(&copy, ended_at(base, count - 1 - number), sizeof(EndedKey))
+        if copy.key_kind == key.kind and copy.key[0] == key.words[0] and copy.key[1] == key.words[1] \
+                and copy.key[2] == key.words[2]:
+            return FIND_CONSUMED if copy.why == ROW_CONSUMED else FIND_REMOVED
+    return FIND_NEVER
+
+
+def hash_of_key(int kind, uint64_t req_id, uint64_t prefix_id, uint64_t model_id) -> int:
+    """The index hash of a key (tests build collisions with it: each step is one-to-one)."""
+    cdef Key key
+    key.kind = kind
+    key.words[0] = req_id
+    key.words[1] = prefix_id
+    key.words[2] = model_id
+    key.words[3] = 0
+    return key_hash(&key)
+
+
+def describe(Region directory, tuple words, uint32_t batch_index):
+    """(num_tensors, outer, rows, inner bytes) of the cache behind a key or cache id, or None; for messages only.
+
+    `words`: (kind, req_id, prefix_id, model_id), or (KEY_NONE, cache_id, 0, 0).
+    """
+    cdef Key key
+    cdef FoundRow found
+    cdef TensorRecord tensor
+    cdef int status
+    key.kind, key.words[0], key.words[1], key.words[2] = words
+    key.words[3] = 0
+    if key.kind == KEY_NONE:
+        status = find_row(directory.address, <int64_t>key.words[0], batch_index, &found)
+    else:
+        status = find_key(directory.address, &key, &found)
+    if status != 0 or found.copy.num_tensors == 0:
+        return None
+    memcpy(&tensor, tensor_at(directory.address, found.copy.first_tensor), sizeof(TensorRecord))
+    return found.copy.num_tensors, tensor.outer, tensor.rows, tensor.inner
+
+
+NEVER = FIND_NEVER
+CONSUMED = FIND_CONSUMED
+REMOVED = FIND_REMOVED
+UNPUBLISHED = FIND_UNPUBLISHED
+DAMAGED = FIND_DAMAGED
+MISSES = frozenset([FIND_NEVER, FIND_CONSUMED, FIND_REMOVED, FIND_UNPUBLISHED])

@@ -1,0 +1,78 @@
+"""Selection: which bytes of one row go where. Speaks of tensors, rows and offsets, never of addresses: a plan is a value."""
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+
+cdef enum:
+    # Answers besides 0 and -errno, in the order in which a pull looks.
+    PLAN_DST_ROW = -1201            # batch_index beyond the destination's rows
+    PLAN_DST_RANGE = -1202          # destination tensors beyond num_tensors
+    PLAN_DST_WINDOW = -1203         # nothing to copy, or dst_cache_offset + size beyond the destination row
+    PLAN_SRC_WINDOW = -1204         # src_cache_offset + size beyond the source row
+    PLAN_SRC_RANGE = -1205          # source tensors beyond num_tensors
+    PLAN_COUNTS = -1206             # unequal numbers of selected tensors
+    PLAN_DAMAGED = -1207            # a tensor record that no owner writes
+    PLAN_DIVISOR = -1208            # the source's tensors are not whole layers
+
+
+cdef struct Shape:
+    # One tensor seen as rows: row b is `outer` pieces of `inner` bytes, `rows * inner` apart, the first at `b * inner`.
+    uint64_t offset                 # of the tensor, in bytes from the segment's start
+    uint64_t nbytes
+    uint64_t outer
+    uint64_t rows
+    uint64_t inner
+
+
+cdef struct Selection:
+    # What a call asks for, both sides spelt alike.
+    int64_t size                    # bytes of each row, -1 = the rest of the destination row
+    uint64_t src_offset             # within the row
+    uint64_t dst_offset
+    uint32_t src_row
+    uint32_t dst_row
+    uint32_t src_first              # first selected tensor
+    uint32_t dst_first
+    int64_t src_count               # -1 = all
+    int64_t dst_count
+    uint32_t divisor                # tensors a layer that must divide the source's number of tensors, 0 = any
+
+
+cdef struct Span:
+    # The same window of one row of one tensor on both sides.
+    uint64_t src                    # byte where the window begins
+    uint64_t dst
+    uint64_t src_left               # bytes until the end of the piece in which it begins
+    uint64_t dst_left
+    uint64_t src_inner
+    uint64_t dst_inner
+    uint64_t src_gap                # from the end of a piece to the next one
+    uint64_t dst_gap
+    uint64_t nbytes
+
+
+cdef struct Plan:
+    Span* spans
+    uint32_t count
+    uint32_t capacity
+    uint64_t nbytes                 # in all
+
+
+cdef inline void advance(Span* span, uint64_t step) noexcept nogil:
+    """Go `step` bytes on; the step ends at the end of a piece at the latest, on either side."""
+    span.nbytes -= step
+    span.src += step
+    span.dst += step
+    span.src_left -= step
+    span.dst_left -= step
+    if span.src_left == 0:
+        span.src += span.src_gap
+        span.src_left = span.src_inner
+    if span.dst_left == 0:
+        span.dst += span.dst_gap
+        span.dst_left = span.dst_inner
+
+
+cdef int check_shape(const Shape* shape, uint64_t segment_nbytes) noexcept nogil
+cdef int check_destination(const Shape* dst, uint32_t dst_tensors, Selection* want) noexcept nogil
+cdef int build(Plan* plan, const Shape* src, uint32_t src_tensors, const Shape* dst, const Selection* want) noexcept nogil
+cdef void plan_free(Plan* plan) noexcept nogil

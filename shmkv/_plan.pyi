@@ -1,0 +1,29 @@
+"""Types of a plan as a Python value, and the faults of a selection."""
+from typing import Final, TypeAlias
+
+_Shape: TypeAlias = tuple[int, int, int, int, int]
+
+DST_ROW: Final[int]
+DST_RANGE: Final[int]
+DST_WINDOW: Final[int]
+SRC_WINDOW: Final[int]
+SRC_RANGE: Final[int]
+COUNTS: Final[int]
+DAMAGED: Final[int]
+DIVISOR: Final[int]
+ARGUMENT_FAULTS: Final[frozenset[int]]
+
+def runs(
+    src: list[_Shape],
+    dst: list[_Shape],
+    *,
+    size: int = -1,
+    src_offset: int = 0,
+    dst_offset: int = 0,
+    src_row: int = 0,
+    dst_row: int = 0,
+    src_first: int = 0,
+    dst_first: int = 0,
+    src_count: int = -1,
+    dst_count: int = -1,
+) -> list[tuple[int, int, int]] | int: ...

@@ -1,0 +1,340 @@
+"""The caches of one cluster: allocate, bind, publish, let go, free. Everything here runs under the owner's lock.
+
+A cache lives while its id reference or one of its keys does and while anybody reads or writes it. What must wait stays in
+`_leaving` and is looked at again at each call. Knows nothing of links but the addresses of their records, nor of arguments' form.
+"""
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from shmkv import _link, _link_record, _lookup, segment
+from shmkv._core import LocalCache
+from shmkv._directory import Directory
+from shmkv._layout import ALIGNMENT, SEGMENT_DATA
+from shmkv.config import Settings
+from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
+from shmkv.keys import CacheKey
+from shmkv.membership import Member, Namespace
+from shmkv.segment import Segment, SegmentPool
+from shmkv.types import CacheDesc
+
+KEY_NONE, KEY_REQUEST, KEY_PREFIX = 0, 1, 2
+REAP_INTERVAL_NS = 20_000_000
+
+KeyWords = tuple[int, int, int, int]
+
+log = logging.getLogger("shmkv")
+
+
+def key_words(key: CacheKey) -> KeyWords:
+    """(kind, req_id, prefix_id, model_id) of a usable key, as the directory holds it."""
+    return (KEY_REQUEST if key.prefix_id == 2**64 - 1 else KEY_PREFIX, key.req_id, key.prefix_id, key.model_id)
+
+
+@dataclass
+class OwnCache:
+    """One allocated cache of this cluster."""
+
+    cache_id: int
+    desc: CacheDesc
+    slot: int
+    generation: int
+    segment: Segment
+    local: LocalCache
+    offsets: list[int]              # of the tensors, in bytes from the segment's start
+    blocks_model_id: int | None = None      # a blocks cache's key
+    id_alive: bool = True
+    retired: bool = field(default=False, init=False)
+
+
+class OwnerLock:
+    """A mutex that refuses the thread that has it already: a signal handler cannot wait for the call it interrupted."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holder = 0
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        me = threading.get_ident()
+        if self._holder == me or _link.inside_call():
+            raise LLMException("called from a signal handler that interrupted a call of this cluster",
+                               status_code=LLMStatusCode.LLM_LINK_BUSY)
+        with self._lock:
+            self._holder = me
+            try:
+                yield
+            finally:
+                self._holder = 0
+
+
+def layout(desc: CacheDesc) -> tuple[list[tuple[int, int, int, int, int, int]], int]:
+    """Tensors one after the other, each on a 64-byte boundary: (offset, nbytes, outer, rows, inner, dtype) each, and the bytes
+    they take."""
+    geometry = desc.row_geometry
+    pitch = -(-desc.size // ALIGNMENT) * ALIGNMENT
+    shape = (desc.size, geometry.outer, geometry.rows, geometry.inner_nbytes, desc.data_type.value)
+    return [(SEGMENT_DATA + i * pitch, *shape) for i in range(desc.num_tensors)], pitch * desc.num_tensors
+
+
+class OwnCaches:
+    """All caches of one cluster, by id.
+
+    `initiated()` gives the addresses of the link records that this cluster made in other directories.
+    """
+
+    def __init__(self, settings: Settings, namespace: Namespace, member: Member, directory: Directory, pool: SegmentPool,
+                 initiated: Callable[[], list[int]]) -> None:
+        self._settings = settings
+        self._namespace = namespace
+        self._member = member
+        self._directory = directory
+        self._pool = pool
+        self._initiated = initiated
+        self._by_id: dict[int, OwnCache] = {}
+        self._by_slot: dict[int, OwnCache] = {}
+        self._leaving: dict[int, OwnCache] = {}
+        self._reaped: set[tuple[int, int]] = set()
+        self._reaped_count = 0
+        self._looked_ns = 0
+        self._next_id = 1
+        self.dropped: deque[int] = deque()      # ids that `KvCache.__del__` put here; it takes no lock
+
+    def __iter__(self) -> Iterator[OwnCache]:
+        return iter(list(self._by_id.values()))
+
+    def get(self, cache_id: int) -> OwnCache:
+        """A cache whose id reference lives; LLM_KV_CACHE_NOT_EXIST otherwise."""
+        cache = self._by_id.get(cache_id)
+        if cache is None or not cache.id_alive:
+            raise LLMException(f"cache {cache_id} does not exist or was deallocated",
+                               status_code=LLMStatusCode.LLM_KV_CACHE_NOT_EXIST)
+        return cache
+
+    # -- making -----------------------------------------------------------------------------------------------------
+
+    def allocate_blocks(self, desc: CacheDesc, model_id: int | None, *, publish: bool, zero: bool) -> OwnCache:
+        """A new blocks cache; `model_id` is its key for as long as it lives, None for a cache without a key."""
+        if model_id is not None and any(cache.blocks_model_id == model_id and cache.id_alive for cache in self):
+            raise LLMParamError(f"blocks key (model_id {model_id}) is bound to a living cache already")
+        cache = self.allocate(desc, {}, publish=publish, zero=zero)
+        cache.blocks_model_id = model_id
+        self._directory.mark_blocks(cache.slot, model_id)
+        return cache
+
+    def allocate(self, desc: CacheDesc, keys: dict[int, KeyWords], *, publish: bool, zero: bool) -> OwnCache:
+        """A new cache with its rows bound to `keys`. LLMParamError if a key is bound to a living cache; nothing is left of a
+        failed call."""
+        self.collect()
+        self._namespace.check_own_life(self._member)
+        for row, words in keys.items():
+            self._check_unbound(row, words)
+        shapes, nbytes = layout(desc)
+        with self._memory(desc, nbytes):
+            made, fresh = self._pool.take(nbytes)
+            try:
+                if zero and not fresh:
+                    made.region.clear(SEGMENT_DATA, nbytes)
+                cache = self._record(desc, made, shapes, publish)
+            except BaseException:
+                self._pool.give(made)
+                raise
+        try:
+            for row, words in keys.items():
+                self._directory.bind(cache.slot, row, words)
+        except (MemoryError, OSError) as error:
+            self.deallocate(cache.cache_id)
+            raise self._no_memory(desc, nbytes, error) from error
+        return cache
+
+    def _record(self, desc: CacheDesc, made: Segment, shapes: list[tuple[int, int, int, int, int, int]],
+                publish: bool) -> OwnCache:
+        local = LocalCache(made.region, [shape[:5] for shape in shapes])
+        slot, generation = self._directory.insert(
+            made.region, cache_id=self._next_id, serial=made.serial, tensors=shapes, num_rows=shapes[0][3],
+            published=desc.num_tensors if publish else 0)
+        cache = OwnCache(self._next_id, desc, slot, generation, made, local, [shape[0] for shape in shapes])
+        self._next_id += 1
+        self._by_id[cache.cache_id] = self._by_slot[slot] = cache
+        return cache
+
+    @contextmanager
+    def _memory(self, desc: CacheDesc, nbytes: int) -> Iterator[None]:
+        try:
+            self._make_room(nbytes)
+            yield
+        except (MemoryError, OSError) as error:
+            raise self._no_memory(desc, nbytes, error) from error
+
+    def _make_room(self, nbytes: int) -> None:
+        """Before memory is said to be short, what the dead left is removed."""
+        if segment.free_nbytes() < nbytes + SEGMENT_DATA:
+            with self._namespace.cold(self._settings.sync_kv_timeout_ms):
+                self._namespace.sweep()
+
+    def _no_memory(self, desc: CacheDesc, nbytes: int, error: BaseException) -> LLMException:
+        number = getattr(error, "errno", None)
+        if number not in (None, errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            return LLMException(f"cannot allocate {desc!r}: {error}")
+        free = segment.free_nbytes()
+        hint = ""
+        if number == errno.ENOMEM and free >= nbytes:
+            hint = f": {error}; see also vm.max_map_count"
+        elif number == errno.ENOSPC:
+            hint = "; a larger one by --shm-size (docker), an in-memory emptyDir (kubernetes) or mount -o remount,size="
+        elif number is None:
+            hint = f": {error}"
+        return LLMException(f"no memory for {desc!r}: {nbytes} bytes wanted, {free} bytes free in {segment.SHM_DIR}{hint}",
+                            status_code=self._settings.out_of_memory_status)
+
+    # -- keys and progress ------------------------------------------------------------------------------------------
+
+    def _check_unbound(self, row: int, words: KeyWords, slot: int = -1) -> None:
+        found = self._directory.find(words)
+        if found is not None and found != (slot, row):
+            kind, req_id, prefix_id, model_id = words
+            name = f"req_id {req_id}" if kind == KEY_REQUEST else f"prefix_id {prefix_id}"
+            owner = self._by_slot[found[0]].cache_id
+            raise LLMParamError(f"key ({name}, model_id {model_id}) is bound to row {found[1]} of cache {owner} already")
+
+    def bind(self, cache: OwnCache, keys: dict[int, KeyWords], *, publish: bool) -> None:
+        """Bind keys to rows; with ``publish=False`` the rows are not pullable before `publish`."""
+        self.collect()
+        for row, words in keys.items():
+            self._check_unbound(row, words, cache.slot)
+        try:
+            for row, words in keys.items():
+                if not publish:
+                    self._directory.publish(cache.slot, row, 0)
+                self._directory.bind(cache.slot, row, words)
+        except (MemoryError, OSError) as error:
+            raise self._no_memory(cache.desc, 0, error) from error
+
+    def unbind(self, cache: OwnCache, rows: Iterable[int]) -> None:
+        """Take the keys of rows away; a pull that is in one of them answers "not there"."""
+        for row in rows:
+            self._directory.unbind(cache.slot, row)
+        self.collect()
+
+    def publish(self, cache: OwnCache, rows: Iterable[int], tensors: int) -> None:
+        """The first `tensors` tensors of each row hold their bytes now."""
+        for row in rows:
+            self._directory.publish(cache.slot, row, tensors)
+        self.collect()
+
+    def remove_key(self, words: KeyWords) -> None:
+        """Forget a key and its coverage; an unknown one is no error."""
+        found = self._directory.find(words)
+        if found is not None:
+            self._directory.remove(*found)
+        self.collect()
+
+    # -- letting go -------------------------------------------------------------------------------------------------
+
+    def deallocate(self, cache_id: int) -> None:
+        """Drop the id reference; no-op for an unknown or already dropped id."""
+        cache = self._by_id.get(cache_id)
+        if cache is not None and cache.id_alive:
+            cache.id_alive = False
+            cache.local.close()
+            self._leaving[cache_id] = cache
+        self.collect()
+
+    def collect(self) -> int:
+        """Free what can be freed now: bytes that the system has back (kept segments are not among them)."""
+        while self.dropped:
+            cache_id = self.dropped.popleft()
+            cache = self._by_id.get(cache_id)
+            if cache is not None and cache.id_alive:
+                cache.id_alive = False
+                cache.local.close()
+                self._leaving[cache_id] = cache
+        self._settle()
+        freed = sum(self._try_free(cache) for cache in list(self._leaving.values()))
+        self._directory.index.give_back_old_parts(self._namespace.life_fd, self._namespace.table)
+        return freed
+
+    def _settle(self) -> None:
+        """Notice what readers consumed; all caches are looked at when a reader died, for it may have left a full row."""
+        slots = self._directory.noticed_slots()
+        if self._somebody_died():
+            slots = list(self._by_slot)
+        for slot in slots:
+            if slot in self._by_slot:
+                self._directory.settle(slot)
+
+    def _somebody_died(self) -> bool:
+        count = self._directory.reaped_count
+        died = count != self._reaped_count
+        self._reaped_count = count
+        now = time.monotonic_ns()
+        if now - self._looked_ns >= REAP_INTERVAL_NS:
+            self._looked_ns = now
+            dead = set(_link_record.dead_initiators(self._directory.region, self._namespace.life_fd, self._namespace.table))
+            died = died or bool(dead - self._reaped)
+            self._reaped = dead
+        return died
+
+    def _try_free(self, cache: OwnCache) -> int:
+        """Retire a cache that nothing names any more, and use its memory again once nobody is in it."""
+        if not cache.retired:
+            if self._directory.settle(cache.slot):
+                return 0
+            self._directory.retire(cache.slot)
+            cache.retired = True
+        if cache.local.uses or self._directory.pinned(cache.generation, self._namespace.life_fd, self._namespace.table,
+                                                      self._initiated()):
+            return 0
+        del self._by_id[cache.cache_id], self._by_slot[cache.slot], self._leaving[cache.cache_id]
+        self._directory.release(cache.slot)
+        return self._pool.give(cache.segment)
+
+    def close(self, timeout_ms: int) -> None:
+        """finalize: unlink everything at once. Running copies of this process are waited for, those of others go on reading
+        mapped memory that has no name any more."""
+        deadline = time.monotonic() + timeout_ms / 1000
+        for cache in list(self._by_id.values()):
+            cache.local.close()
+        while any(cache.local.uses for cache in self._by_id.values()) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        for cache in self._by_id.values():
+            segment.unlink(cache.segment.name)
+        self._by_id.clear()
+        self._by_slot.clear()
+        self._leaving.clear()
+        self._pool.drain()
+
+    # -- pulls out of our own caches --------------------------------------------------------------------------------
+
+    def source_by_key(self, words: KeyWords) -> tuple[OwnCache, int, int] | int:
+        """(cache, row, generation of the binding) of a living key of our own, or why there is none."""
+        found = self._directory.find(words)
+        if found is None:
+            return int(self._directory.why_ended(words))
+        slot, row = found
+        return self._by_slot[slot], row, self._directory.row_generation(slot, row)
+
+    def source_by_id(self, cache_id: int, row: int) -> tuple[OwnCache, int, int] | int:
+        """The same for a cache that its id or a key of it keeps alive."""
+        cache = self._by_id.get(cache_id)
+        if cache is None or cache.retired or row >= cache.desc.batch_size:
+            return int(_lookup.NEVER)
+        return cache, row, self._directory.row_generation(cache.slot, row)
+
+    def is_published(self, cache: OwnCache, row: int, first: int, count: int) -> bool:
+        """Are the selected tensors (count -1 = all) of a row published?"""
+        tensors = cache.desc.num_tensors
+        wanted = tensors if count < 0 else min(tensors, first + count)
+        return bool(self._directory.progress(cache.slot, row) >= wanted)
+
+    def mark_pulled(self, cache: OwnCache, row: int, generation: int, first: int, count: int) -> None:
+        """Coverage after a pull of our own; consumes the key when it was the last part."""
+        self._directory.mark_pulled(cache.slot, row, generation, first, cache.desc.num_tensors if count < 0 else count)
+        self.collect()

@@ -1,0 +1,102 @@
+"""One initialised cluster: its place in the namespace, its directory, its caches, its links."""
+from __future__ import annotations
+
+import logging
+import os
+
+from shmkv import _copy, _life, _link_record, segment
+from shmkv._directory import Directory
+from shmkv._layout import DIRECTORY_SIZE
+from shmkv._mapping import Region
+from shmkv.caches import OwnCaches, OwnerLock
+from shmkv.config import Settings
+from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
+from shmkv.membership import JOIN_TIMEOUT_MS, Namespace, segment_prefix
+from shmkv.segment import SegmentPool
+from shmkv.types import LLMRole
+
+log = logging.getLogger("shmkv")
+
+
+def _choose_kernel(settings: Settings) -> None:
+    try:
+        _copy.configure(settings.kernel, settings.nt_threshold)
+    except ValueError as error:
+        raise LLMParamError(f"SHMKV_KERNEL or SHMKV_NT_THRESHOLD: {error}") from error
+
+
+class Cluster:
+    """Joins on construction and leaves at `close`. Owned by one LLMDataDist; unusable in a forked child."""
+
+    def __init__(self, settings: Settings, role: LLMRole, cluster_id: int) -> None:
+        _choose_kernel(settings)
+        self.settings = settings
+        self.role = role
+        self.cluster_id = cluster_id
+        self.lock = OwnerLock()
+        self.link_addresses: set[int] = set()       # of the records that this cluster made elsewhere; kept by link.py
+        self._epoch = _life.epoch()
+        self.is_closed = False
+        self.namespace, self.member = Namespace.join(settings.namespace, cluster_id, int(role))
+        _link_record.set_own(self.member.incarnation)
+        try:
+            self._make_directory()
+        except BaseException as error:
+            self._leave()
+            if isinstance(error, OSError):
+                raise self._no_directory(error) from error
+            raise
+
+    def _make_directory(self) -> None:
+        name = f"{self.settings.namespace}.{self.member.directory}"
+        self._fd = segment.create(name, DIRECTORY_SIZE, 0)
+        region = Region.map(self._fd, DIRECTORY_SIZE, populate=False)
+        self.directory = Directory(region, self._reserve, incarnation=self.member.incarnation, cluster_id=self.cluster_id,
+                                   role=int(self.role))
+        pool = SegmentPool(segment_prefix(self.settings.namespace, self.member.incarnation), self.settings.recycle_bytes,
+                           self.directory.note_unlinked)
+        self.pool = pool
+        self.caches = OwnCaches(self.settings, self.namespace, self.member, self.directory, pool,
+                                lambda: list(self.link_addresses))
+
+    def _reserve(self, offset: int, nbytes: int) -> None:
+        segment.reserve(self._fd, offset, nbytes)
+
+    def _no_directory(self, error: OSError) -> LLMException:
+        return LLMException(f"cannot make a directory in {segment.SHM_DIR} ({segment.free_nbytes()} bytes free): {error}",
+                            status_code=self.settings.out_of_memory_status)
+
+    def check_usable(self) -> None:
+        """LLM_ENGINE_FINALIZED after close, LLM_FAILED in a forked child."""
+        if self.is_closed:
+            raise LLMException("the cluster was finalized", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED)
+        if self.is_forked:
+            raise LLMException(f"cluster {self.cluster_id} belongs to the parent process: a forked child has to init its own")
+
+    @property
+    def is_forked(self) -> bool:
+        """Is this a child of the process that made the cluster?"""
+        return _life.epoch() != self._epoch
+
+    def set_role(self, role: LLMRole) -> None:
+        """Change the role that linkers ask for; caches and keys stay."""
+        self.role = role
+        self.directory.set_role(int(role))
+        self.namespace.set_role(self.member, int(role))
+
+    def close(self) -> None:
+        """Free everything and leave. In a forked child nothing is touched."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        if self.is_forked:
+            return
+        self.directory.close()
+        self.caches.close(self.settings.sync_kv_timeout_ms)
+        os.close(self._fd)
+        self._leave()
+
+    def _leave(self) -> None:
+        _link_record.set_own(0)
+        with self.namespace.cold_even_unnamed(JOIN_TIMEOUT_MS):
+            self.namespace.leave(self.member)

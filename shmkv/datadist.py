@@ -1,0 +1,245 @@
+"""LLMDataDist: one cluster from init to finalize, its links and its manager, in llm_datadist's words."""
+from __future__ import annotations
+
+import atexit
+import logging
+from collections.abc import Sequence
+
+from shmkv import _link
+from shmkv.cache_manager import CacheManager
+from shmkv.checks import (
+    check_bool,
+    check_int32,
+    check_positive,
+    check_sequence,
+    check_type,
+    check_uint64,
+)
+from shmkv.cluster import Cluster
+from shmkv.cluster_info import LLMClusterInfo, parse_listen_ip_info
+from shmkv.config import Settings
+from shmkv.errors import LLMException, LLMNoneError, LLMParamError, LLMStatusCode
+from shmkv.kv_cache_manager import KvCacheManager
+from shmkv.link import MAX_CLUSTERS_A_CALL, LinkResults, Links
+from shmkv.options import LISTEN_IP_INFO
+from shmkv.types import LLMRole
+
+ROLE_OPTION = "llm.Role"
+CLUSTER_INFO_OPTION = "llm.ClusterInfo"
+
+log = logging.getLogger("shmkv")
+
+
+class LLMDataDist:
+    """A cluster of this process: `role` decides what it may do, `cluster_id` (uint64) is its name in the namespace.
+
+    One instance a process can be initialised at a time; `llm_engine_instance` is that one or None.
+    """
+
+    llm_engine_instance: LLMDataDist | None = None
+
+    def __init__(self, role: LLMRole, cluster_id: int) -> None:
+        self._role = check_type("role", role, LLMRole)
+        self._cluster_id = check_uint64("cluster_id", cluster_id)
+        self._cluster: Cluster | None = None
+        self._links: Links | None = None
+        self._manager: KvCacheManager | None = None
+
+    @property
+    def cluster_id(self) -> int:
+        """The value given to the constructor."""
+        return self._cluster_id
+
+    @staticmethod
+    def _role_to_str(role: LLMRole) -> str:
+        return {LLMRole.PROMPT: "Prompt", LLMRole.DECODER: "Decoder", LLMRole.MIX: "Mix"}[role]
+
+    # -- init and finalize ------------------------------------------------------------------------------------------
+
+    def init(self, options: dict[str, str]) -> None:
+        """Join the namespace with the options of `LLMConfig.generate_options()`. No-op if this instance is initialised.
+
+        Raises:
+            LLMException: LLM_FAILED if another instance of this process is initialised or a living process has the cluster
+                id; LLM_DEVICE_OUT_OF_MEMORY if /dev/shm has no room for the control structures.
+            LLMParamError, TypeError: an option.
+        """
+        if self._cluster is not None and not self._cluster.is_forked:
+            return
+        other = LLMDataDist.llm_engine_instance
+        if other is not None and other is not self and not other._is_forked():
+            raise LLMException("another LLMDataDist of this process is initialised: finalize it first")
+        settings = Settings.from_options(options)
+        cluster = Cluster(settings, self._role, self._cluster_id)
+        self._cluster, self._links = cluster, Links(cluster)
+        self._manager = KvCacheManager(cluster, self._links)
+        LLMDataDist.llm_engine_instance = self
+        if not settings.cache_manager:
+            # The first generation of the API leaves these two in the caller's dict, and its users read them there.
+            options[ROLE_OPTION] = self._role_to_str(self._role)
+            options.setdefault(CLUSTER_INFO_OPTION, f'{{"cluster_id": {self._cluster_id}}}')
+
+    def finalize(self) -> None:
+        """Free every cache, drop links, leave the namespace. No-op if not initialised."""
+        cluster, links = self._cluster, self._links
+        if cluster is None or links is None:
+            return
+        if _link.inside_call():
+            raise LLMException("finalize was called from a signal handler that interrupted a pull",
+                               status_code=LLMStatusCode.LLM_LINK_BUSY)
+        self._cluster = self._links = self._manager = None
+        if LLMDataDist.llm_engine_instance is self:
+            LLMDataDist.llm_engine_instance = None
+        if not cluster.is_forked:
+            links.close()
+        cluster.close()
+
+    def _is_forked(self) -> bool:
+        return self._cluster is not None and self._cluster.is_forked
+
+    def _joined(self) -> tuple[Cluster, Links]:
+        """Cluster and links, or LLM_FAILED before init and in a forked child."""
+        if self._cluster is None or self._links is None:
+            raise LLMException("LLMDataDist is not initialised: call init first")
+        self._cluster.check_usable()
+        return self._cluster, self._links
+
+    # -- links ------------------------------------------------------------------------------------------------------
+
+    def link_clusters(self, clusters: Sequence[LLMClusterInfo], timeout: int = 3000) -> LinkResults:
+        """Link to each cluster by its `remote_cluster_id`, waiting up to `timeout` ms for it to appear.
+
+        Returns the overall status and one for each cluster; failures are returned, not raised.
+        """
+        cluster, links = self._joined()
+        wanted = self._check_link_arguments(clusters, timeout)
+        status = self._check_clusters(cluster, wanted)
+        return (status, []) if status is not None else links.link(wanted, timeout)
+
+    def unlink_clusters(self, clusters: Sequence[LLMClusterInfo], timeout: int = 3000, force: bool = False) -> LinkResults:
+        """Remove links, waiting up to `timeout` ms for a running pull; `force` removes this side's without any wait."""
+        _, links = self._joined()
+        wanted = self._check_link_arguments(clusters, timeout)
+        check_bool("force", force)
+        if not wanted:
+            return LLMStatusCode.LLM_PARAM_INVALID, []
+        if len(wanted) > MAX_CLUSTERS_A_CALL:
+            return LLMStatusCode.LLM_CLUSTER_NUM_EXCEED_LIMIT, []
+        return links.unlink(wanted, timeout, force)
+
+    def check_link_status(self, remote_cluster_id: int) -> None:
+        """Return if the link to that cluster can be used (role DECODER).
+
+        Raises:
+            LLMException: LLM_NOT_YET_LINK, LLM_LINK_BUSY, or LLM_WAIT_PROCESS_TIMEOUT if the peer is gone.
+        """
+        cluster, links = self._joined()
+        check_uint64("remote_cluster_id", remote_cluster_id)
+        if cluster.settings.cache_manager or cluster.role != LLMRole.DECODER:
+            raise LLMParamError(f"check_link_status needs role {LLMRole.DECODER!s} without cache manager, this is {cluster.role!s}")
+        links.check(remote_cluster_id)
+
+    @staticmethod
+    def _check_link_arguments(clusters: Sequence[LLMClusterInfo], timeout: int) -> Sequence[LLMClusterInfo]:
+        check_positive("timeout", check_int32("timeout", timeout))
+        wanted = check_sequence("clusters", clusters, LLMClusterInfo)
+        for info in wanted:
+            check_uint64("remote_cluster_id", info.remote_cluster_id)
+        return wanted
+
+    @staticmethod
+    def _check_clusters(cluster: Cluster, wanted: Sequence[LLMClusterInfo]) -> LLMStatusCode | None:
+        """What makes a whole call fail, in the order of the contract."""
+        if cluster.settings.cache_manager:
+            return _check_local_ips(cluster, wanted)
+        if cluster.role != LLMRole.DECODER or not wanted:
+            return LLMStatusCode.LLM_PARAM_INVALID
+        if len(wanted) > MAX_CLUSTERS_A_CALL:
+            return LLMStatusCode.LLM_CLUSTER_NUM_EXCEED_LIMIT
+        for info in wanted:
+            if not info.local_ip_info_list or len(info.local_ip_info_list) != len(info.remote_ip_info_list):
+                return LLMStatusCode.LLM_PARAM_INVALID
+            if info.local_ip_info_list != wanted[0].local_ip_info_list:
+                return LLMStatusCode.LLM_PARAM_INVALID
+        return None
+
+    # -- roles and managers -----------------------------------------------------------------------------------------
+
+    def switch_role(self, role: LLMRole, switch_options: dict[str, str] | None = None) -> None:
+        """Take another role; caches and keys survive. To PROMPT needs `llm.listenIpInfo` in the options.
+
+        Raises:
+            LLMParamError: the same role, or the options.
+            LLMException: LLM_FEATURE_NOT_ENABLED without `enable_switch_role`, LLM_EXIST_LINK while links exist.
+        """
+        cluster, links = self._joined()
+        check_type("role", role, LLMRole)
+        if role == cluster.role and not cluster.settings.cache_manager:
+            raise LLMParamError(f"the role is {role!s} already")
+        if switch_options is not None:
+            check_type("switch_options", switch_options, dict)
+        if role == LLMRole.PROMPT:
+            _check_listen_ip(switch_options, required=not cluster.settings.cache_manager)
+        if not cluster.settings.enable_switch_role and not cluster.settings.cache_manager:
+            raise LLMException("switch_role needs the option enable_switch_role",
+                               status_code=LLMStatusCode.LLM_FEATURE_NOT_ENABLED)
+        if links.connected_clusters():
+            raise LLMException("switch_role is not possible while links exist: unlink first",
+                               status_code=LLMStatusCode.LLM_EXIST_LINK)
+        cluster.set_role(role)
+        self._role = role
+
+    @property
+    def kv_cache_manager(self) -> KvCacheManager:
+        """The manager of this cluster's caches."""
+        cluster, _ = self._joined()
+        if cluster.settings.cache_manager or self._manager is None:
+            raise LLMParamError("kv_cache_manager is not available in cache-manager mode")
+        return self._manager
+
+    @property
+    def cache_manager(self) -> CacheManager:
+        """The manager of cache-manager mode."""
+        cluster, _ = self._joined()
+        if not cluster.settings.cache_manager:
+            raise LLMParamError("cache_manager needs the option EnableCacheManager")
+        return CacheManager()
+
+
+def _check_local_ips(cluster: Cluster, wanted: Sequence[LLMClusterInfo]) -> LLMStatusCode | None:
+    if not wanted:
+        return LLMStatusCode.LLM_PARAM_INVALID
+    if len(wanted) > MAX_CLUSTERS_A_CALL:
+        return LLMStatusCode.LLM_CLUSTER_NUM_EXCEED_LIMIT
+    if not cluster.settings.local_comm_res and any(not info.local_ip_info_list for info in wanted):
+        raise LLMParamError("local_ip_info_list is empty")
+    return None
+
+
+def _check_listen_ip(switch_options: dict[str, str] | None, *, required: bool) -> None:
+    if switch_options is None:
+        if required:
+            raise LLMNoneError(f"argument 'switch_options' only support dict with {LISTEN_IP_INFO}, got None")
+        return
+    text = switch_options.get(LISTEN_IP_INFO)
+    if text is None:
+        if required:
+            raise LLMParamError(f"argument 'switch_options' needs {LISTEN_IP_INFO} (listenIpInfo) for role PROMPT")
+        return
+    parse_listen_ip_info(check_type(LISTEN_IP_INFO, text, str), LISTEN_IP_INFO)
+
+
+def _finalize_at_exit() -> None:
+    """The instance that is still initialised when the interpreter ends."""
+    instance = LLMDataDist.llm_engine_instance
+    if instance is None:
+        return
+    try:
+        instance.finalize()
+    except LLMException as error:
+        log.warning("finalize at exit: %s", error)
+    finally:
+        LLMDataDist.llm_engine_instance = None
+
+
+atexit.register(_finalize_at_exit)

@@ -1,0 +1,137 @@
+"""KvCache: what a caller holds of an allocated cache, and the views of its tensors."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shmkv import _life
+from shmkv._mapping import Region
+from shmkv._view import TensorView
+from shmkv.checks import check_int64, check_sequence, check_type, wrong_type
+from shmkv.errors import LLMParamError
+from shmkv.types import CacheDesc, DataType, Placement, storage_dtype
+
+if TYPE_CHECKING:
+    from shmkv.kv_cache_manager import KvCacheManager
+
+CPU_CACHE_ID = -1
+
+# DLPack's (type code, bits): signed 0, unsigned 1, float 2, bfloat 4, bool 6; no bits = DLPack has no such type.
+_DLPACK = {
+    DataType.DT_FLOAT: (2, 32), DataType.DT_FLOAT16: (2, 16), DataType.DT_DOUBLE: (2, 64), DataType.DT_BF16: (4, 16),
+    DataType.DT_INT8: (0, 8), DataType.DT_INT16: (0, 16), DataType.DT_INT32: (0, 32), DataType.DT_INT64: (0, 64),
+    DataType.DT_UINT8: (1, 8), DataType.DT_UINT16: (1, 16), DataType.DT_UINT32: (1, 32), DataType.DT_UINT64: (1, 64),
+    DataType.DT_BOOL: (6, 8), DataType.DT_STRING: (0, 0),
+}
+# Letters of the buffer protocol; none = it has no such type.
+_FORMAT = {
+    DataType.DT_FLOAT: b"f", DataType.DT_FLOAT16: b"e", DataType.DT_DOUBLE: b"d", DataType.DT_BF16: b"",
+    DataType.DT_INT8: b"b", DataType.DT_INT16: b"h", DataType.DT_INT32: b"i", DataType.DT_INT64: b"q",
+    DataType.DT_UINT8: b"B", DataType.DT_UINT16: b"H", DataType.DT_UINT32: b"I", DataType.DT_UINT64: b"Q",
+    DataType.DT_BOOL: b"?", DataType.DT_STRING: b"",
+}
+
+
+def make_view(region: Region, offset: int, desc: CacheDesc) -> TensorView:
+    """A view of one tensor of a cache, `offset` bytes into its segment."""
+    kind = desc.data_type
+    return TensorView(region, offset, tuple(desc.shape), kind, storage_dtype(kind), _FORMAT[kind], _DLPACK[kind])
+
+
+class KvCache:
+    """A cache of this process. Made by `KvCacheManager.allocate_cache`, or around own memory by `create_cpu_cache`.
+
+    `cache_id` is unique until finalize; `per_device_tensor_addrs` has one list with the address of each tensor in this process,
+    and is empty after deallocate; `tensors` are zero-copy views, in the same order.
+    """
+
+    def __init__(self, cache_id: int, cache_desc: CacheDesc, per_device_tensor_addrs: list[list[int]],
+                 kv_cache_manager: KvCacheManager | None = None) -> None:
+        self._cache_id = check_int64("cache_id", cache_id)
+        self._cache_desc = check_type("cache_desc", cache_desc, CacheDesc)
+        self._addrs = check_type("per_device_tensor_addrs", per_device_tensor_addrs, list)
+        self._manager = kv_cache_manager
+        self._tensors: tuple[TensorView, ...] = ()
+        self._epoch = _life.epoch()
+        self._is_valid = True
+
+    @classmethod
+    def create_cpu_cache(cls, cache_desc: CacheDesc, addrs: list[int] | list[list[int]]) -> KvCache:
+        """Wrap memory of the caller: placement HOST, one address a tensor (or one such list a device).
+
+        The addresses are not looked at before they are used, and the memory is never freed here.
+
+        Raises:
+            LLMParamError: placement, a wrong number of addresses, or numbers and lists mixed.
+            TypeError: anything of a wrong type.
+        """
+        check_type("cache_desc", cache_desc, CacheDesc)
+        check_type("addrs", addrs, list)
+        if cache_desc.placement != Placement.HOST:
+            raise LLMParamError(f"argument 'cache_desc' must have placement HOST, got {cache_desc.placement!s}")
+        devices = cls._per_device(addrs)
+        for device in devices:
+            if len(device) != cache_desc.num_tensors:
+                raise LLMParamError(f"argument 'addrs' must have {cache_desc.num_tensors} addresses, got {len(device)}")
+        return cls(CPU_CACHE_ID, cache_desc, devices)
+
+    @staticmethod
+    def _per_device(addrs: list[int] | list[list[int]]) -> list[list[int]]:
+        if not addrs:
+            raise LLMParamError("argument 'addrs' must not be empty")
+        kinds = {list if isinstance(element, list) else int for element in addrs if isinstance(element, (int, list))}
+        if len(kinds) > 1:
+            raise LLMParamError("the elements of argument 'addrs' should be consistent: all int or all list")
+        if kinds == {list}:
+            return [list(check_sequence("addrs", device, int)) for device in addrs]
+        numbers = check_sequence("addrs", addrs, int, list)
+        return [[element for element in numbers if isinstance(element, int)]]
+
+    def _close(self) -> None:
+        """Deallocated: no address and no view any more; what was made of a view keeps its memory."""
+        self._is_valid = False
+        self._addrs = []
+        self._tensors = ()
+
+    @property
+    def cache_id(self) -> int:
+        """Number of the cache, -1 for one around own memory."""
+        return self._cache_id
+
+    @property
+    def cache_desc(self) -> CacheDesc:
+        """What was asked for at allocation."""
+        return self._cache_desc
+
+    @property
+    def per_device_tensor_addrs(self) -> list[list[int]]:
+        """Addresses of the tensors in this process: one inner list, empty list after deallocate."""
+        return self._addrs
+
+    @property
+    def tensors(self) -> tuple[TensorView, ...]:
+        """A view of each tensor on the shared memory itself, writable; () after deallocate or for own memory."""
+        if self._is_valid and not self._tensors and self._manager is not None:
+            self._tensors = self._manager._views(self)
+        return self._tensors
+
+    @property
+    def is_host(self) -> bool:
+        """Is this own memory of the caller?"""
+        return self._cache_desc.placement == Placement.HOST
+
+    def __del__(self) -> None:
+        # Takes no lock and raises nothing: the id goes into a queue that the manager's next call drains. The attributes are
+        # missing when __init__ raised.
+        manager = getattr(self, "_manager", None)
+        if manager is not None and self._is_valid and self._epoch == _life.epoch():
+            manager._drop(self._cache_id)
+
+    def __repr__(self) -> str:
+        return f"KvCache(cache_id = {self._cache_id}, num_devices = {max(len(self._addrs), 1)})"
+
+
+def check_kv_cache(name: str, cache: object) -> KvCache:
+    """Return `cache` if it is a KvCache."""
+    if not isinstance(cache, KvCache):
+        raise wrong_type(name, cache, KvCache)
+    return cache

@@ -1,0 +1,333 @@
+"""KvCacheManager: the calls of llm_datadist's first generation, arguments checked in the order of the contract.
+
+Role first, then types, then values; nothing is touched before all of it passed. The work is done in `caches.py` (memory, keys) and
+`transfer.py` (bytes).
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from shmkv import transfer
+from shmkv._view import TensorView
+from shmkv.caches import KeyWords, OwnCache, key_words
+from shmkv.checks import (
+    UINT32_MAX,
+    check_bool,
+    check_copy_size,
+    check_dict,
+    check_int32,
+    check_int64,
+    check_optional_layer_range,
+    check_optional_offset,
+    check_positive,
+    check_sequence,
+    check_type,
+    check_uint32,
+    check_uint64,
+    wrong_type,
+)
+from shmkv.cluster import Cluster
+from shmkv.errors import LLMParamError
+from shmkv.keys import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
+from shmkv.kv_cache import KvCache, check_kv_cache, make_view
+from shmkv.link import Links
+from shmkv.tensor import Tensor, TensorDesc
+from shmkv.types import CacheDesc, LLMRole, Placement
+
+RANGE_LIMIT = UINT32_MAX + 1
+PullKey = CacheKey | CacheKeyByIdAndIndex
+
+
+class KvCacheManager:
+    """Caches of one initialised LLMDataDist; got by `LLMDataDist.kv_cache_manager`. Calls are safe from any thread."""
+
+    def __init__(self, cluster: Cluster, links: Links) -> None:
+        self._cluster = cluster
+        self._links = links
+
+    def is_initialized(self) -> bool:
+        """False after finalize and in a forked child."""
+        return not self._cluster.is_closed and not self._cluster.is_forked
+
+    # -- checks -----------------------------------------------------------------------------------------------------
+
+    def _check_role(self, what: str, *roles: LLMRole) -> None:
+        self._cluster.check_usable()
+        if self._cluster.role not in roles:
+            names = " or ".join(str(role) for role in roles)
+            raise LLMParamError(f"{what} needs role {names}, this is {self._cluster.role!s}")
+
+    @staticmethod
+    def check_cache_key(cache_key: CacheKey) -> None:
+        """LLMParamError unless exactly one of req_id and prefix_id is given (the other is 2**64 - 1)."""
+        check_type("cache_key", cache_key, CacheKey)
+        if not cache_key.is_usable:
+            raise LLMParamError(f"argument 'cache_key' must have exactly one of req_id and prefix_id, got {cache_key!r}")
+
+    def _own(self, cache: KvCache) -> OwnCache:
+        """The living cache behind a handle; LLM_KV_CACHE_NOT_EXIST otherwise."""
+        return self._cluster.caches.get(cache.cache_id)
+
+    @staticmethod
+    def _check_device(name: str, cache: KvCache) -> None:
+        if cache.is_host:
+            raise LLMParamError(f"argument '{name}' must have placement DEVICE, got {cache.cache_desc.placement!s}")
+
+    # -- memory -----------------------------------------------------------------------------------------------------
+
+    def allocate_cache(self, cache_desc: CacheDesc, cache_keys: Sequence[CacheKey] = (), *, publish: bool = True,
+                       zero: bool = False) -> KvCache:
+        """Allocate `num_tensors` tensors of `cache_desc.shape` in shared memory and bind `cache_keys[i]` to row i.
+
+        Keys need role PROMPT. With ``publish=False`` nothing can be pulled before `publish`, which is the safe way: fill first.
+        Fresh memory is zero, recycled memory is undefined unless ``zero=True``.
+
+        Raises:
+            LLMParamError: description, placement, role, too many keys, a key that is bound already or names nothing.
+            LLMException: LLM_DEVICE_OUT_OF_MEMORY with the bytes wanted and free.
+        """
+        self._cluster.check_usable()
+        check_type("cache_desc", cache_desc, CacheDesc)
+        keys = check_sequence("cache_keys", cache_keys, CacheKey)
+        desc = self._check_allocation(cache_desc, publish, zero)
+        if keys:
+            self._check_role("allocate_cache with cache_keys", LLMRole.PROMPT)
+        rows = self._rows_of_keys(keys, desc)
+        with self._cluster.lock():
+            own = self._cluster.caches.allocate(desc, rows, publish=publish, zero=zero)
+        return self._hand_out(own, cache_desc)
+
+    def allocate_blocks_cache(self, cache_desc: CacheDesc, blocks_cache_key: BlocksCacheKey | None = None, *,
+                              publish: bool = True, zero: bool = False) -> KvCache:
+        """Allocate a cache whose rows (dimension 0) are blocks. `blocks_cache_key` names it as long as it lives, one cache a
+        model id; a key needs a role other than DECODER.
+
+        Raises:
+            LLMParamError: description (the batch dimension must be 0), placement, role, a key that is bound already.
+            LLMException: LLM_DEVICE_OUT_OF_MEMORY with the bytes wanted and free.
+        """
+        self._cluster.check_usable()
+        check_type("cache_desc", cache_desc, CacheDesc)
+        if blocks_cache_key is not None:
+            check_type("blocks_cache_key", blocks_cache_key, BlocksCacheKey)
+        desc = self._check_allocation(cache_desc, publish, zero)
+        if desc.batch_dim != 0:
+            raise LLMParamError(f"argument 'cache_desc' must have batch_dim_index 0 for blocks, got {desc.batch_dim}")
+        if blocks_cache_key is not None:
+            self._check_role("allocate_blocks_cache with blocks_cache_key", LLMRole.PROMPT, LLMRole.MIX)
+        model_id = None if blocks_cache_key is None else blocks_cache_key.model_id
+        with self._cluster.lock():
+            own = self._cluster.caches.allocate_blocks(desc, model_id, publish=publish, zero=zero)
+        return self._hand_out(own, cache_desc)
+
+    @staticmethod
+    def _check_allocation(cache_desc: CacheDesc, publish: bool, zero: bool) -> CacheDesc:
+        """What every allocation asks for; a snapshot, since the caller's description may change later."""
+        check_bool("publish", publish)
+        check_bool("zero", zero)
+        desc = cache_desc.snapshot()
+        desc.validate_for_allocation()
+        if desc.placement != Placement.DEVICE:
+            raise LLMParamError(f"argument 'cache_desc' must have placement DEVICE, got {desc.placement!s}")
+        return desc
+
+    def _hand_out(self, own: OwnCache, cache_desc: CacheDesc) -> KvCache:
+        base = own.segment.region.base
+        return KvCache(own.cache_id, cache_desc, [[base + offset for offset in own.offsets]], self)
+
+    def _rows_of_keys(self, keys: Sequence[CacheKey], desc: CacheDesc) -> dict[int, KeyWords]:
+        """Row -> key; padding keys name nothing, of equal keys the last one counts."""
+        if len(keys) > desc.batch_size:
+            raise LLMParamError(f"argument 'cache_keys' has {len(keys)} keys for a batch size of {desc.batch_size}")
+        rows: dict[KeyWords, int] = {}
+        for row, key in enumerate(keys):
+            if not key.is_padding:
+                self.check_cache_key(key)
+                rows[key_words(key)] = row
+        return {row: words for words, row in rows.items()}
+
+    def deallocate_cache(self, cache: KvCache) -> None:
+        """Drop the id reference; the memory goes when no key is left and nobody reads it. Twice is no error."""
+        self._cluster.check_usable()
+        check_kv_cache("cache", cache)
+        self._check_device("cache", cache)
+        with self._cluster.lock():
+            cache._close()
+            self._cluster.caches.deallocate(cache.cache_id)
+
+    def collect(self) -> int:
+        """Free now what nobody uses any more: bytes given back to the system."""
+        self._cluster.check_usable()
+        with self._cluster.lock():
+            return self._cluster.caches.collect()
+
+    def _drop(self, cache_id: int) -> None:
+        """For `KvCache.__del__`: takes no lock."""
+        if not self._cluster.is_closed:
+            self._cluster.caches.dropped.append(cache_id)
+
+    def _views(self, cache: KvCache) -> tuple[TensorView, ...]:
+        if not self.is_initialized():
+            return ()
+        own = self._own(cache)
+        return tuple(make_view(own.segment.region, offset, own.desc) for offset in own.offsets)
+
+    # -- keys and progress ------------------------------------------------------------------------------------------
+
+    def remove_cache_key(self, cache_key: CacheKey) -> None:
+        """Forget a key (role PROMPT); unknown, consumed and padding keys are no error."""
+        self._check_role("remove_cache_key", LLMRole.PROMPT)
+        check_type("cache_key", cache_key, CacheKey)
+        if cache_key.is_padding:
+            return
+        with self._cluster.lock():
+            self._cluster.caches.remove_key(key_words(cache_key))
+
+    def bind(self, cache: KvCache, keys: dict[int, CacheKey], *, publish: bool = True) -> None:
+        """Name rows of a cache at run time: {batch index: key}. A row that had a key loses it.
+
+        With ``publish=False`` the rows cannot be pulled before `publish`. To fill a row again: `unbind`, fill, `bind`.
+        """
+        self._check_role("bind", LLMRole.PROMPT)
+        check_kv_cache("cache", cache)
+        check_dict("keys", keys, int, CacheKey)
+        check_bool("publish", publish)
+        for key in keys.values():
+            self.check_cache_key(key)
+        words = {row: key_words(key) for row, key in keys.items()}
+        if len(set(words.values())) != len(words):
+            raise LLMParamError("argument 'keys' names two rows by one key")
+        with self._cluster.lock():
+            own = self._own(cache)
+            self._check_rows(own, words)
+            self._cluster.caches.bind(own, words, publish=publish)
+
+    def unbind(self, cache: KvCache, rows: Iterable[int]) -> None:
+        """Take the keys of rows away before they are filled again: a pull that is in one of them fails."""
+        self._check_role("unbind", LLMRole.PROMPT)
+        check_kv_cache("cache", cache)
+        with self._cluster.lock():
+            own = self._own(cache)
+            self._cluster.caches.unbind(own, self._check_rows(own, rows))
+
+    def publish(self, cache: KvCache, *, rows: Iterable[int] | None = None, layers: int | None = None,
+                tensor_num_per_layer: int = 2) -> None:
+        """Make rows pullable (all by default): their bytes are complete, or those of the first `layers` layers are."""
+        self._cluster.check_usable()
+        check_kv_cache("cache", cache)
+        check_positive("tensor_num_per_layer", check_uint32("tensor_num_per_layer", tensor_num_per_layer))
+        if layers is not None:
+            check_uint32("layers", layers)
+        with self._cluster.lock():
+            own = self._own(cache)
+            tensors = own.desc.num_tensors if layers is None else layers * tensor_num_per_layer
+            if tensors > own.desc.num_tensors:
+                raise LLMParamError(f"argument 'layers' {layers} of {tensor_num_per_layer} tensors each is more than the "
+                                    f"{own.desc.num_tensors} tensors of the cache")
+            wanted = range(own.desc.batch_size) if rows is None else self._check_rows(own, rows)
+            self._cluster.caches.publish(own, wanted, tensors)
+
+    @staticmethod
+    def _check_rows(own: OwnCache, rows: Iterable[int]) -> list[int]:
+        checked = [check_uint32("rows", row) for row in rows]
+        for row in checked:
+            if row >= own.desc.batch_size:
+                raise LLMParamError(f"argument 'rows' must be below the batch size {own.desc.batch_size}, got {row}")
+        return checked
+
+    # -- bytes ------------------------------------------------------------------------------------------------------
+
+    def pull_cache(self, cache_key: PullKey, kv_cache: KvCache, batch_index: int = 0, size: int = -1, *,
+                   src_layer_range: range | None = None, dst_layer_range: range | None = None,
+                   src_cache_offset: int | None = None, dst_cache_offset: int | None = None,
+                   tensor_num_per_layer: int = 2) -> None:
+        """Copy the row that `cache_key` names into row `batch_index` of `kv_cache` (role DECODER).
+
+        Bytes are copied: shapes and dtypes are not compared. Of each selected tensor `size` bytes go from `src_cache_offset` of
+        the source row to `dst_cache_offset` of the destination row; -1 means the rest of the *destination* row. A layer range
+        selects tensors ``start * tensor_num_per_layer`` to ``stop * tensor_num_per_layer - 1``; without one all tensors of that
+        side. A request key is consumed once all its source tensors were pulled; an offset that is given, even 0, keeps it.
+
+        Raises:
+            LLMParamError: an argument, or source and destination that do not fit each other.
+            LLMException: LLM_KV_CACHE_NOT_EXIST, LLM_NOT_YET_LINK, LLM_LINK_BUSY, LLM_WAIT_PROCESS_TIMEOUT. Only after a
+                timeout, an interrupt or the peer's death may bytes of the destination have changed; the key stays.
+        """
+        self._check_role("pull_cache", LLMRole.DECODER)
+        if not isinstance(cache_key, (CacheKey, CacheKeyByIdAndIndex)):
+            raise wrong_type("cache_key", cache_key, CacheKey, CacheKeyByIdAndIndex)
+        check_kv_cache("kv_cache", kv_cache)
+        self._check_device("kv_cache", kv_cache)
+        check_copy_size("size", size)
+        check_uint32("batch_index", batch_index)
+        window = transfer.Window(size, check_optional_offset("src_cache_offset", src_cache_offset),
+                                 check_optional_offset("dst_cache_offset", dst_cache_offset))
+        if isinstance(cache_key, CacheKey):
+            self.check_cache_key(cache_key)
+        tensors = self._check_ranges(kv_cache, src_layer_range, dst_layer_range, tensor_num_per_layer)
+        transfer.pull(self._cluster, self._links, cache_key, self._own(kv_cache), batch_index, window, tensors)
+
+    @staticmethod
+    def _check_ranges(kv_cache: KvCache, src: range | None, dst: range | None, per_layer: int) -> transfer.Tensors:
+        check_positive("tensor_num_per_layer", check_uint32("tensor_num_per_layer", per_layer))
+        check_optional_layer_range("src_layer_range", src, below=RANGE_LIMIT)
+        check_optional_layer_range("dst_layer_range", dst, below=RANGE_LIMIT)
+        if src is None and dst is None and per_layer == 2:
+            return transfer.ALL_TENSORS
+        if src is not None and dst is not None and len(src) != len(dst):
+            raise LLMParamError(f"src_layer_range {src} and dst_layer_range {dst} must have the same length")
+        tensors = kv_cache.cache_desc.num_tensors
+        if per_layer != 2 and (per_layer > tensors or ((src or dst) and tensors % per_layer)):
+            raise LLMParamError(f"argument 'tensor_num_per_layer' must divide the {tensors} tensors of the cache, got {per_layer}")
+        divisor = per_layer if per_layer != 2 and (src or dst) else 0
+        return transfer.Tensors(_tensors(src, per_layer), _tensors(dst, per_layer), divisor)
+
+    def copy_cache(self, dst: KvCache, src: KvCache, dst_batch_index: int = 0, src_batch_index: int = 0, offset: int = 0,
+                   size: int = -1, req_id: int | None = None) -> None:
+        """Copy a row of `src` into a row of `dst`, both of this process, all tensors, the same `offset` on both sides.
+
+        `size` is bytes of each tensor's row, -1 = the rest of the source row. `req_id` is not used.
+
+        Raises:
+            LLMParamError: an argument, unequal numbers of tensors, bytes that do not fit a row.
+            LLMException: LLM_KV_CACHE_NOT_EXIST for a deallocated cache.
+        """
+        self._cluster.check_usable()
+        check_kv_cache("dst", dst)
+        check_kv_cache("src", src)
+        self._check_device("dst", dst)
+        self._check_device("src", src)
+        check_uint32("dst_batch_index", dst_batch_index)
+        check_uint32("src_batch_index", src_batch_index)
+        check_uint64("offset", offset)
+        check_copy_size("size", check_int64("size", size))
+        if req_id is not None:
+            check_type("req_id", req_id, int)
+        with self._cluster.lock():
+            source, target = self._own(src), self._own(dst)
+            source.local.count_in()
+        try:
+            transfer.copy(self._cluster, source, target, src_batch_index, dst_batch_index, offset, size)
+        finally:
+            source.local.leave()
+
+    def get_cache_tensors(self, cache: KvCache, tensor_index: int = 0) -> list[Tensor]:
+        """One Tensor a device (so exactly one) over tensor `tensor_index` of the cache: live, read-only through `numpy()`.
+
+        To fill a cache use `KvCache.tensors`.
+        """
+        self._cluster.check_usable()
+        check_kv_cache("cache", cache)
+        check_int32("tensor_index", tensor_index)
+        if not 0 <= tensor_index < cache.cache_desc.num_tensors:
+            raise LLMParamError(f"argument 'tensor_index' must be 0 to {cache.cache_desc.num_tensors - 1}, got {tensor_index}")
+        own = self._own(cache)
+        view = make_view(own.segment.region, own.offsets[tensor_index], own.desc)
+        return [Tensor._over(view.numpy(), TensorDesc(own.desc.data_type, own.desc.shape))]
+
+
+def _tensors(layers: range | None, per_layer: int) -> tuple[int, int]:
+    """(first tensor, how many) of a layer range; numbers beyond 32 bits are as good as any that no cache has."""
+    if layers is None:
+        return 0, -1
+    return min(layers.start * per_layer, UINT32_MAX), min(len(layers) * per_layer, UINT32_MAX)

@@ -1,0 +1,280 @@
+"""Links of one cluster to others: make, remove, look up. Results are returned, not raised.
+
+A record is claimed in the peer's directory under the cold lock; from then on the two sides meet only in that record.
+"""
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+
+from shmkv import _link, _link_record, _members, segment
+from shmkv._layout import LINKS_LIMIT, VERSION
+from shmkv._link import LinkHandle
+from shmkv._mapping import Region
+from shmkv.cluster import Cluster
+from shmkv.cluster_info import LLMClusterInfo
+from shmkv.errors import LLMException, LLMStatusCode
+from shmkv.membership import Member, segment_prefix
+from shmkv.types import LLMRole
+
+MAX_CLUSTERS_A_CALL = 16
+POLL_S = 0.002
+OK = LLMStatusCode.LLM_SUCCESS
+
+log = logging.getLogger("shmkv")
+
+LinkResults = tuple[LLMStatusCode, list[LLMStatusCode]]
+
+
+class Links:
+    """By the peer's cluster id. A link to the own cluster has no record: nobody else is involved."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._handles: dict[int, LinkHandle | None] = {}
+        self._closing: list[LinkHandle] = []        # removed by force, a thread may still be inside
+        self._linking = threading.Lock()            # one link or unlink call at a time
+        self.last_failure: dict[int, str] = {}      # why the last try to link to a cluster failed, for messages
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def handle(self, cluster_id: int) -> LinkHandle | None:
+        """The link to a cluster, or None; the own cluster has none even when it is linked."""
+        return self._handles.get(cluster_id)
+
+    def is_linked(self, cluster_id: int) -> bool:
+        """Was a link made and not removed from this side?"""
+        return cluster_id in self._handles
+
+    def check(self, cluster_id: int) -> None:
+        """Return if the link can be used; LLM_NOT_YET_LINK, LLM_LINK_BUSY, or the timeout status if the peer is gone. Waits for
+        nothing and changes nothing."""
+        if not self.is_linked(cluster_id):
+            reason = self.last_failure.get(cluster_id)
+            raise LLMException(f"not linked to cluster {cluster_id}" + (f": {reason}" if reason else ""),
+                               status_code=LLMStatusCode.LLM_NOT_YET_LINK)
+        handle = self._handles[cluster_id]
+        status = 0 if handle is None else handle.look()
+        if status == _link.ENDED:
+            raise LLMException(f"the link to cluster {cluster_id} was removed", status_code=LLMStatusCode.LLM_NOT_YET_LINK)
+        if status == _link.PEER_GONE:
+            raise LLMException(f"cluster {cluster_id} died, finalized or was restarted: unlink and link again",
+                               status_code=self._cluster.settings.timeout_status)
+        if handle is not None and handle.is_closing:
+            raise LLMException(f"the link to cluster {cluster_id} is being removed", status_code=LLMStatusCode.LLM_LINK_BUSY)
+
+    def members(self) -> list[Member]:
+        """Who is recorded in the namespace, for messages."""
+        return self._cluster.namespace.members()
+
+    def connected_clusters(self) -> int:
+        """Links in either direction that are alive now."""
+        made = len(self._handles)
+        return made + len(self._incoming())
+
+    def _incoming(self) -> list[int]:
+        region = self._cluster.directory.region
+        namespace = self._cluster.namespace
+        live = []
+        for slot in range(_link_record.links_reserved(region)):
+            record = _link_record.read(region, slot)
+            if record["state"] == 1 and _link_record.initiator_lives(region, slot, namespace.life_fd, namespace.table):
+                live.append(slot)
+        return live
+
+    # -- link -------------------------------------------------------------------------------------------------------
+
+    def link(self, clusters: Sequence[LLMClusterInfo], timeout_ms: int) -> LinkResults:
+        """Link to each cluster; all of them are polled together until they appear or `timeout_ms` is over."""
+        deadline = time.monotonic() + timeout_ms / 1000
+        if not self._linking.acquire(timeout=timeout_ms / 1000):
+            return LLMStatusCode.LLM_PROCESSING_LINK, []
+        try:
+            self._sweep_closing()
+            results = self._link_all([int(info.remote_cluster_id or 0) for info in clusters], deadline)
+        finally:
+            self._linking.release()
+        soft = (OK, LLMStatusCode.LLM_ALREADY_LINK, LLMStatusCode.LLM_REPEAT_REQUEST)
+        failed = any(result not in soft for result in results)
+        return (LLMStatusCode.LLM_LINK_FAILED if failed else OK), results
+
+    def _link_all(self, cluster_ids: list[int], deadline: float) -> list[LLMStatusCode]:
+        results: dict[int, LLMStatusCode] = {}
+        waiting: list[int] = []
+        for place, cluster_id in enumerate(cluster_ids):
+            if cluster_id in cluster_ids[:place]:
+                results[place] = LLMStatusCode.LLM_REPEAT_REQUEST
+            elif self.is_linked(cluster_id):
+                results[place] = LLMStatusCode.LLM_ALREADY_LINK
+            else:
+                waiting.append(place)
+        while waiting:
+            for place in list(waiting):
+                status = self._try(cluster_ids[place], deadline)
+                if status is not None:
+                    results[place] = status
+                    waiting.remove(place)
+            if waiting and time.monotonic() >= deadline:
+                break
+            if waiting:
+                time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
+        for place in waiting:
+            results[place] = self._not_found(cluster_ids[place])
+        return [results[place] for place in range(len(cluster_ids))]
+
+    def _not_found(self, cluster_id: int) -> LLMStatusCode:
+        """Nobody with that id appeared in time; say so, and whether one lives under another layout."""
+        others = self._cluster.namespace.versions_of(cluster_id)
+        if others:
+            return self._failed(cluster_id, f"cluster {cluster_id} lives under another layout version ({', '.join(others)}); "
+                                            f"this process has {self._cluster.namespace.name}.members.v{VERSION}")
+        self._note(cluster_id, f"cluster {cluster_id} did not appear in namespace {self._cluster.namespace.name!r}")
+        return self._cluster.settings.timeout_status
+
+    def _note(self, cluster_id: int, text: str) -> None:
+        self.last_failure[cluster_id] = text
+        log.warning("%s", text)
+
+    def _failed(self, cluster_id: int, text: str) -> LLMStatusCode:
+        self._note(cluster_id, text)
+        return LLMStatusCode.LLM_LINK_FAILED
+
+    def _try(self, cluster_id: int, deadline: float) -> LLMStatusCode | None:
+        """One look for the peer: its result, or None for "not yet"."""
+        if cluster_id == self._cluster.cluster_id:
+            self._handles[cluster_id] = None
+            return OK
+        self._cluster.namespace.check_named()
+        member = self._cluster.namespace.find(cluster_id)
+        if member is None or not _has_directory(self._cluster.namespace.name, member):
+            return None
+        left_ms = max(1, int((deadline - time.monotonic()) * 1000))
+        try:
+            with self._cluster.namespace.cold(left_ms):
+                self._cluster.namespace.check_own_life(self._cluster.member)
+                return self._claim(member)
+        except (LLMException, OSError, MemoryError) as error:
+            return self._failed(cluster_id, f"cannot link to cluster {cluster_id}: {error}")
+
+    def _claim(self, member: Member) -> LLMStatusCode | None:
+        """Under the cold lock: check the peer once more, take a record in its directory."""
+        namespace = self._cluster.namespace
+        path = f"{segment.SHM_DIR}/{namespace.name}.{member.directory}"
+        try:
+            directory = Region.attach(path, writable=True)
+        except FileNotFoundError:
+            return None
+        fault = _members.header_fault(directory, "directory", member.incarnation)
+        if fault:
+            if "version 0," in fault:
+                return None
+            return self._failed(member.cluster_id, f"cluster {member.cluster_id}: {fault}")
+        if not namespace.lives(member) or not _members.directory_is_open(directory):
+            return None
+        role = _members.directory_role(directory)
+        if not self._cluster.settings.cache_manager and role != LLMRole.PROMPT:
+            return self._failed(member.cluster_id, f"cluster {member.cluster_id} has role {role}, LLMRole.PROMPT is needed")
+        return self._open(directory, path, member)
+
+    def _open(self, directory: Region, path: str, member: Member) -> LLMStatusCode:
+        own = self._cluster.member
+        sides = [(member.slot, member.incarnation, member.cluster_id), (own.slot, own.incarnation, own.cluster_id)]
+        namespace = self._cluster.namespace
+        slot = _link_record.claim(directory, namespace.life_fd, namespace.table, sides)
+        if slot is None and _link_record.links_reserved(directory) < LINKS_LIMIT:
+            _reserve_links(directory, path)
+            slot = _link_record.claim(directory, namespace.life_fd, namespace.table, sides)
+        if slot is None:
+            self._note(member.cluster_id, f"cluster {member.cluster_id} has {LINKS_LIMIT} living links already")
+            return LLMStatusCode.LLM_PARAM_INVALID
+        prefix = f"{segment.SHM_DIR}/{segment_prefix(namespace.name, member.incarnation)}".encode()
+        handle = LinkHandle(directory, namespace.table, namespace.life_fd, slot, prefix)
+        self._cluster.link_addresses.add(handle.address)
+        self._handles[member.cluster_id] = handle
+        self.last_failure.pop(member.cluster_id, None)
+        return OK
+
+    # -- unlink -----------------------------------------------------------------------------------------------------
+
+    def unlink(self, clusters: Sequence[LLMClusterInfo], timeout_ms: int, force: bool) -> LinkResults:
+        """Remove links, from the side that made them or from the other one."""
+        deadline = time.monotonic() + timeout_ms / 1000
+        if not self._linking.acquire(timeout=timeout_ms / 1000):
+            return LLMStatusCode.LLM_PROCESSING_LINK, []
+        try:
+            self._sweep_closing()
+            results = [self._unlink(int(info.remote_cluster_id or 0), deadline, force) for info in clusters]
+        finally:
+            self._linking.release()
+        failed = any(result not in (OK, LLMStatusCode.LLM_NOT_YET_LINK) for result in results)
+        return (LLMStatusCode.LLM_UNLINK_FAILED if failed else OK), results
+
+    def _unlink(self, cluster_id: int, deadline: float, force: bool) -> LLMStatusCode:
+        if cluster_id not in self._handles:
+            return self._unlink_incoming(cluster_id, deadline, force)
+        handle = self._handles[cluster_id]
+        if handle is None:
+            del self._handles[cluster_id]
+            return OK
+        if force:
+            handle.force_remove()
+        else:
+            handle.mark_closing(True)
+            status = handle.remove(max(0, int((deadline - time.monotonic()) * 1000)))
+            if status in (_link.TIMEOUT, _link.BUSY):
+                handle.mark_closing(False)
+                return LLMStatusCode.LLM_LINK_BUSY
+            handle.force_remove()       # a broken link, or a dead peer: nothing to wait for
+        del self._handles[cluster_id]
+        self._closing.append(handle)
+        self._sweep_closing()
+        return OK
+
+    def _unlink_incoming(self, cluster_id: int, deadline: float, force: bool) -> LLMStatusCode:
+        """A cluster that only was linked to removes the link from its own directory."""
+        region = self._cluster.directory.region
+        slots = _link_record.find(region, cluster_id)
+        namespace = self._cluster.namespace
+        for slot in slots:
+            left_ms = 0 if force else max(0, int((deadline - time.monotonic()) * 1000))
+            if not _link_record.remove_as_acceptor(region, slot, namespace.life_fd, namespace.table, left_ms, force):
+                return LLMStatusCode.LLM_LINK_BUSY
+        return OK if slots else LLMStatusCode.LLM_NOT_YET_LINK
+
+    def _sweep_closing(self) -> None:
+        """Close our side of removed links once no thread is inside; the record can be used again then."""
+        for handle in list(self._closing):
+            # While the peer's side names a cache of ours, the record stays among those that are looked at before memory is freed.
+            if handle.users == 0 and handle.peer_is_idle:
+                handle.close_side()
+                self._closing.remove(handle)
+                self._cluster.link_addresses.discard(handle.address)
+
+    def close(self) -> None:
+        """finalize: remove all links without waiting for peers."""
+        for handle in self._handles.values():
+            if handle is not None:
+                handle.force_remove()
+                self._closing.append(handle)
+        self._handles.clear()
+        deadline = time.monotonic() + self._cluster.settings.sync_kv_timeout_ms / 1000
+        while any(handle.users for handle in self._closing) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        self._sweep_closing()
+
+
+def _has_directory(namespace: str, member: Member) -> bool:
+    return bool(segment.names(f"{namespace}.{member.directory}"))
+
+
+def _reserve_links(directory: Region, path: str) -> None:
+    """More records in a peer's directory: pages inside its size, reserved by whoever needs them, under the cold lock."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        _link_record.reserve_more(directory, lambda offset, nbytes: segment.reserve(fd, offset, nbytes))
+    finally:
+        os.close(fd)

@@ -1,0 +1,228 @@
+"""Life of our own files in /dev/shm: create, size, reserve, recycle, unlink. The only module that knows posix_ipc.
+
+A name is created exclusively, by one process, with mode 0600, and sized once; its pages are reserved before anybody maps it, so
+that a full /dev/shm is an answer here and not a bus error at a later write. Whoever created a name unlinks it.
+"""
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import posix_ipc
+
+from shmkv._layout import SEGMENT_DATA
+from shmkv._mapping import Region
+
+SHM_DIR = "/dev/shm"
+DEFAULT_RECYCLE_NBYTES = 1 << 30
+# Interrupted by a signal, the kernel undoes a whole step: small ones end even under a fast timer.
+RESERVE_STEP = 1 << 20
+SMALL_NBYTES = 1 << 20
+
+log = logging.getLogger("shmkv")
+
+
+def create(name: str, nbytes: int, reserved: int) -> int:
+    """Make a file of `nbytes` bytes with pages behind the first `reserved`: its descriptor.
+
+    FileExistsError if the name is taken, by whomever; OSError (ENOSPC, ENOMEM, ...) when the pages cannot be had, and then no
+    file is left.
+    """
+    try:
+        fd = int(posix_ipc.SharedMemory("/" + name, posix_ipc.O_CREX, mode=0o600).fd)
+    except posix_ipc.ExistentialError as error:
+        raise FileExistsError(errno.EEXIST, f"{SHM_DIR}/{name} exists already") from error
+    except posix_ipc.PermissionsError as error:
+        raise PermissionError(errno.EACCES, f"cannot create {SHM_DIR}/{name}: {error}") from error
+    try:
+        os.fchmod(fd, 0o600)        # whatever the umask took away
+        os.ftruncate(fd, nbytes)
+        reserve(fd, 0, reserved)
+    except BaseException:
+        os.close(fd)
+        unlink(name)
+        raise
+    return fd
+
+
+def reserve(fd: int, offset: int, nbytes: int) -> None:
+    """Put pages behind a range of a file. OSError when there are none; nothing is taken back that was reserved before."""
+    _check_room(nbytes)
+    for begin in range(offset, offset + nbytes, RESERVE_STEP):
+        step = min(RESERVE_STEP, offset + nbytes - begin)
+        try:
+            os.posix_fallocate(fd, begin, step)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+            _write_zeros(fd, begin, step)
+
+
+def _write_zeros(fd: int, begin: int, nbytes: int) -> None:
+    """Reserve by writing, where the kernel has no fallocate for this file system. Only ever a range without pages."""
+    end = begin + nbytes
+    while begin < end:
+        begin += os.pwrite(fd, bytes(end - begin), begin)
+
+
+def _check_room(nbytes: int) -> None:
+    """Refuse what cannot end well. Beyond its size, /dev/shm answers by itself, but only after everything was taken; beyond the
+    memory of the machine or of its cgroup, the kernel kills instead of answering. Small requests are not worth the look."""
+    if nbytes < SMALL_NBYTES:
+        return
+    if nbytes > free_nbytes():
+        raise OSError(errno.ENOSPC, f"{free_nbytes()} bytes are free in {SHM_DIR}, {nbytes} are needed")
+    left = memory_limit_left()
+    if left is not None and nbytes > left:
+        raise OSError(errno.ENOMEM, f"the memory limit of this process's cgroup leaves {left} bytes, {nbytes} are needed")
+    available = memory_available()
+    if available is not None and nbytes > available:
+        raise OSError(errno.ENOMEM, f"{available} bytes of memory are available on this machine, {nbytes} are needed")
+
+
+def memory_available() -> int | None:
+    """Bytes that the machine can give without swapping out (MemAvailable) plus free swap; None if it does not say."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        return sum(int(lines[name].split()[0]) * 1024 for name in ("MemAvailable", "SwapFree"))
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def memory_limit_left() -> int | None:
+    """Bytes below the limit of this process's memory cgroup (version 2); None without one."""
+    try:
+        path = Path("/proc/self/cgroup").read_text().rpartition("0::")[2].strip()
+        folder = Path("/sys/fs/cgroup") / path.lstrip("/")
+        limit = (folder / "memory.max").read_text().strip()
+        return None if limit == "max" else int(limit) - int((folder / "memory.current").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def unlink(name: str) -> None:
+    """Take a name away. Already gone is no error; what cannot be removed is logged and stays."""
+    try:
+        posix_ipc.unlink_shared_memory("/" + name)
+    except posix_ipc.ExistentialError:
+        log.debug("%s/%s was gone already", SHM_DIR, name)
+    except (posix_ipc.Error, OSError) as error:
+        number = getattr(error, "errno", None) or errno.EACCES
+        log.warning("cannot remove %s/%s: %s (errno %d)", SHM_DIR, name, error, number)
+
+
+def names(prefix: str) -> list[str]:
+    """Names in /dev/shm that start with `prefix`."""
+    return [name for name in os.listdir(SHM_DIR) if name.startswith(prefix)]
+
+
+def free_nbytes() -> int:
+    """Bytes that /dev/shm has left."""
+    found = os.statvfs(SHM_DIR)
+    return found.f_bavail * found.f_frsize
+
+
+def total_nbytes() -> int:
+    """Bytes that /dev/shm has in all."""
+    found = os.statvfs(SHM_DIR)
+    return found.f_blocks * found.f_frsize
+
+
+class Segment:
+    """One segment of this cluster, mapped writable. `nbytes` is the size of the file, header included."""
+
+    def __init__(self, name: str, serial: int, region: Region) -> None:
+        self.name = name
+        self.serial = serial
+        self.region = region
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.region.nbytes)
+
+
+class SegmentPool:
+    """Segments of one cluster: new ones, and freed ones kept for the next cache that fits.
+
+    `prefix` is the name up to the serial number; `on_unlink(serial)` is told when a name is gone. Called under the owner's lock.
+    """
+
+    def __init__(self, prefix: str, recycle_nbytes: int | None, on_unlink: Callable[[int], None]) -> None:
+        self._prefix = prefix
+        self._limit = DEFAULT_RECYCLE_NBYTES if recycle_nbytes is None else recycle_nbytes
+        self._on_unlink = on_unlink
+        self._kept: list[Segment] = []
+        self._next_serial = 1
+        self.made_nbytes = 0        # of all segments that have a name now
+
+    @property
+    def kept_nbytes(self) -> int:
+        """Bytes of freed segments that wait for a next cache."""
+        return sum(segment.nbytes for segment in self._kept)
+
+    def take(self, nbytes: int) -> tuple[Segment, bool]:
+        """A segment with room for `nbytes` bytes of tensors, and whether its bytes are fresh (zero). OSError when there is no
+        memory; what is kept is given up before that is said."""
+        wanted = SEGMENT_DATA + nbytes
+        fitting = [segment for segment in self._kept if wanted <= segment.nbytes <= 2 * wanted]
+        if fitting:
+            segment = min(fitting, key=lambda kept: kept.nbytes)
+            self._kept.remove(segment)
+            return segment, False
+        try:
+            return self._make(wanted), True
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM) or not self.drain():
+                raise
+            return self._make(wanted), True
+
+    def _make(self, nbytes: int) -> Segment:
+        # A name that somebody squats costs one serial number; incarnations cannot be guessed, so the next one is free.
+        for _ in range(8):
+            serial, self._next_serial = self._next_serial, self._next_serial + 1
+            name = f"{self._prefix}{serial:x}"
+            try:
+                fd = create(name, nbytes, nbytes)
+            except FileExistsError:
+                log.warning("%s/%s exists already; it is left alone", SHM_DIR, name)
+                continue
+            try:
+                region = Region.map(fd, nbytes)
+            except OSError:
+                unlink(name)
+                raise
+            finally:
+                os.close(fd)
+            self.made_nbytes += nbytes
+            return Segment(name, serial, region)
+        raise FileExistsError(errno.EEXIST, f"eight names after {SHM_DIR}/{name} are taken")
+
+    def give(self, segment: Segment) -> int:
+        """Take back the memory of a freed cache: kept, if nobody holds a view of it and it fits the limit, else unlinked.
+        Returns the bytes that the system has back."""
+        if segment.region.exports == 0 and self.kept_nbytes + segment.nbytes <= self._limit:
+            self._kept.append(segment)
+            return 0
+        return self._drop(segment)
+
+    def drain(self) -> int:
+        """Unlink all that is kept: bytes given back."""
+        return sum(self._drop(self._kept.pop()) for _ in range(len(self._kept)))
+
+    def _drop(self, segment: Segment) -> int:
+        unlink(segment.name)
+        self.made_nbytes -= segment.nbytes
+        self._on_unlink(segment.serial)
+        return segment.nbytes
+
+
+def starting_with(prefix: str) -> Iterator[tuple[str, int]]:
+    """(name, bytes in use) of the files in /dev/shm that start with `prefix`."""
+    for name in sorted(names(prefix)):
+        try:
+            yield name, os.stat(f"{SHM_DIR}/{name}", follow_symlinks=False).st_blocks * 512
+        except FileNotFoundError:
+            continue

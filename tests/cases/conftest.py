@@ -1,0 +1,84 @@
+"""Fixtures of the field cases: seeded numbers, how many rounds, a /dev/shm of its own, an interposer, calls looked at."""
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from agent_code import enter_private_shm, join_private_shm
+from interposed import Interposer
+from peer import Namespace, Peer
+
+SOURCE = Path(__file__).with_name("scripts") / "interpose.c"
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """Random numbers that are the same in each run of a test, and others in another test."""
+    return np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
+
+
+@pytest.fixture
+def rounds() -> Callable[[int], int]:
+    """rounds(n): n times the factor SHMKV_ROUNDS, at least 1."""
+    factor = float(os.environ.get("SHMKV_ROUNDS", "1"))
+    return lambda few: max(1, round(few * factor))
+
+
+@pytest.fixture(scope="session")
+def interposer_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library that writes down calls and makes some of them fail, compiled once."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    made = tmp_path_factory.mktemp("interpose") / "interpose.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(made), str(SOURCE), "-ldl"], check=True)
+    return made
+
+
+@pytest.fixture
+def interposer(interposer_library: Path, tmp_path: Path) -> Interposer:
+    """The interposer with a log of this test."""
+    return Interposer(interposer_library, tmp_path / "calls")
+
+
+class PrivateShm:
+    """Processes that see a tmpfs of their own at /dev/shm: start() makes another one in it."""
+
+    def __init__(self, namespace: Namespace, options: str) -> None:
+        self._namespace = namespace
+        self.first = namespace.start()
+        self.first.call("execute", code=enter_private_shm(options))
+
+    def start(self, env: dict[str, str] | None = None) -> Peer:
+        """A process that has imported the library, inside."""
+        peer = self._namespace.start(env)
+        peer.call("execute", code=join_private_shm(self.first.pid))
+        return peer
+
+    def cluster(self, role: str, cluster_id: int, env: dict[str, str] | None = None) -> Peer:
+        """An initialised process, inside."""
+        peer = self.start(env)
+        peer.call("init", role=role, cluster_id=cluster_id, options={"sync_kv_timeout": 20000}, raw={})
+        return peer
+
+    @property
+    def path(self) -> Path:
+        """Where this test, outside, sees that directory."""
+        return Path(f"/proc/{self.first.pid}/root/dev/shm")
+
+    def names(self) -> list[str]:
+        return sorted(os.listdir(self.path))
+
+
+@pytest.fixture
+def private_shm(namespace: Namespace) -> Callable[[str], PrivateShm]:
+    """private_shm("size=1m"): a mount namespace with its own /dev/shm."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root for a mount namespace")
+    return lambda options: PrivateShm(namespace, f"mode=1777,{options}")

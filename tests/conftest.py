@@ -1,0 +1,63 @@
+"""Fixtures of all tests: a namespace of their own, other processes in it, a cluster in this process."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from peer import Namespace, Peer, StartPeer
+
+
+@pytest.fixture
+def namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Namespace]:
+    """A namespace that no other test shares; the test fails if one of its names is left in /dev/shm."""
+    own = Namespace(tmp_path)
+    monkeypatch.setenv("SHMKV_NAMESPACE", own.name)
+    yield own
+    complaints = own.close()
+    assert not complaints, "\n".join(complaints)
+
+
+@pytest.fixture
+def prompt(namespace: Namespace) -> StartPeer:
+    """prompt(cluster_id=1, env=None, raw=None, **options): a process with role PROMPT."""
+
+    def start(cluster_id: int = 1, **more: Any) -> Peer:
+        return namespace.start_cluster("PROMPT", cluster_id, **more)
+
+    return start
+
+
+@pytest.fixture
+def decoder(namespace: Namespace) -> StartPeer:
+    """decoder(cluster_id=2, link=(1,), env=None, raw=None, **options): a linked process with role DECODER."""
+
+    def start(cluster_id: int = 2, link: tuple[int, ...] = (1,), **more: Any) -> Peer:
+        peer = namespace.start_cluster("DECODER", cluster_id, **more)
+        if link:
+            assert peer.call("link", ids=link) == ["LLM_SUCCESS", ["LLM_SUCCESS"] * len(link)]
+        return peer
+
+    return start
+
+
+@pytest.fixture
+def here(namespace: Namespace) -> Iterator[Callable[..., Any]]:
+    """here(role, cluster_id=1, raw=None, **options): an LLMDataDist initialised here, finalized afterwards."""
+    from shmkv import LLMConfig, LLMDataDist, LLMRole
+
+    made: list[Any] = []
+
+    def make(role: str, cluster_id: int = 1, raw: dict[str, str] | None = None, **options: Any) -> Any:
+        config = LLMConfig()
+        for name, value in {"sync_kv_timeout": 20000, **options}.items():
+            setattr(config, name, value)
+        dist = LLMDataDist(LLMRole[role], cluster_id)
+        made.append(dist)
+        dist.init({**config.generate_options(), **(raw or {})})
+        return dist
+
+    yield make
+    for dist in reversed(made):
+        dist.finalize()

@@ -1,0 +1,156 @@
+"""Numpy twin of plan and copy: what pull_cache has to answer, by brute force.
+
+A cache is a uint8 array of shape (num_tensors, outer, rows, inner): ``outer`` is the product of the
+dimensions before the batch dimension, ``inner`` the bytes of the dimensions after it. A row is what
+``cache[t, :, b, :]`` holds, in that order. Nothing here knows shared memory, links or shmkv itself; the order
+of the checks is the order of the contract.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+
+SUCCESS = "LLM_SUCCESS"
+PARAM_INVALID = "LLM_PARAM_INVALID"
+NOT_EXIST = "LLM_KV_CACHE_NOT_EXIST"
+WRONG_TYPE = "TypeError"
+U32, I63 = 2**32 - 1, 2**63 - 1
+
+
+class Geometry(NamedTuple):
+    """Shape of the byte array of a cache."""
+
+    num_tensors: int
+    outer: int
+    rows: int
+    inner: int
+
+    @property
+    def stride(self) -> int:
+        """Bytes of one row of one tensor."""
+        return self.outer * self.inner
+
+
+def geometry(num_tensors: int, shape: list[int], itemsize: int, batch_dim: int = 0) -> Geometry:
+    """Geometry of a cache of ``num_tensors`` tensors of ``shape`` whose elements have ``itemsize`` bytes."""
+    outer, inner = np.prod(shape[:batch_dim], dtype=int), np.prod(shape[batch_dim + 1:], dtype=int)
+    return Geometry(num_tensors, int(outer), shape[batch_dim], int(inner) * itemsize)
+
+
+@dataclass(frozen=True)
+class Pull:
+    """Arguments of one pull: ``src_row`` is the row that the key names, the others are pull_cache's own."""
+
+    src_row: int = 0
+    batch_index: Any = 0
+    size: Any = -1
+    src_layer_range: Any = None
+    dst_layer_range: Any = None
+    src_cache_offset: Any = None
+    dst_cache_offset: Any = None
+    tensor_num_per_layer: Any = 2
+
+    def options(self) -> dict[str, Any]:
+        """The arguments that differ from their defaults, under pull_cache's own names."""
+        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "src_row"}
+        return {name: value for name, value in given.items() if value != getattr(Pull, name)}
+
+
+class Refused(Exception):
+    """The pull is an error: the argument is the status or the class of that error."""
+
+
+def _need(condition: bool, answer: str = PARAM_INVALID) -> None:
+    if not condition:
+        raise Refused(answer)
+
+
+def _need_int(value: Any, low: int, high: int) -> None:
+    _need(isinstance(value, int), WRONG_TYPE)
+    _need(low <= value <= high)
+
+
+def _check_arguments(pull: Pull, dst_tensors: int) -> None:
+    _need_int(pull.size, -1, I63)
+    _need(pull.size != 0)
+    _need_int(pull.batch_index, 0, U32)
+    for offset in (pull.src_cache_offset, pull.dst_cache_offset):
+        if offset is not None:
+            _need_int(offset, 0, I63)
+    _need_int(pull.tensor_num_per_layer, 1, U32)
+    given = [layers for layers in (pull.src_layer_range, pull.dst_layer_range) if layers is not None]
+    for layers in given:
+        _need(isinstance(layers, range), WRONG_TYPE)
+        _need(layers.step == 1 and 0 <= layers.start <= U32 and len(layers) > 0)
+    _need(len({len(layers) for layers in given}) < 2)
+    _need(pull.tensor_num_per_layer == 2 or pull.tensor_num_per_layer <= dst_tensors)
+    _need(not given or _divides(pull.tensor_num_per_layer, dst_tensors))
+
+
+def _divides(per_layer: int, num_tensors: int) -> bool:
+    return per_layer == 2 or num_tensors % per_layer == 0
+
+
+def _tensors(layers: Any, per_layer: int, num_tensors: int) -> range:
+    if layers is None:
+        return range(num_tensors)
+    _need(layers.stop * per_layer <= num_tensors)
+    return range(layers.start * per_layer, layers.stop * per_layer)
+
+
+def pull_bytes(src: Bytes | None, dst: Bytes, pull: Pull) -> Bytes:
+    """The destination after the pull; ``src`` None means that the key names nothing. Raises Refused."""
+    per_layer = pull.tensor_num_per_layer
+    src_offset, dst_offset = pull.src_cache_offset or 0, pull.dst_cache_offset or 0
+    _check_arguments(pull, dst.shape[0])
+    _need(pull.batch_index < dst.shape[2])
+    into = _tensors(pull.dst_layer_range, per_layer, dst.shape[0])
+    dst_stride = dst.shape[1] * dst.shape[3]
+    length = dst_stride - dst_offset if pull.size == -1 else pull.size
+    _need(length > 0 and dst_offset + length <= dst_stride)
+    if src is None or not 0 <= pull.src_row < src.shape[2]:
+        raise Refused(NOT_EXIST)
+    _need(src_offset + length <= src.shape[1] * src.shape[3])
+    out_of = _tensors(pull.src_layer_range, per_layer, src.shape[0])
+    ranges_given = pull.src_layer_range is not None or pull.dst_layer_range is not None
+    _need(not ranges_given or _divides(per_layer, src.shape[0]))
+    _need(len(out_of) == len(into))
+    after = dst.copy()
+    for src_tensor, dst_tensor in zip(out_of, into, strict=True):
+        row = after[dst_tensor, :, pull.batch_index, :].reshape(-1)
+        window = src[src_tensor, :, pull.src_row, :].reshape(-1)[src_offset:src_offset + length]
+        row[dst_offset:dst_offset + length] = window
+        after[dst_tensor, :, pull.batch_index, :] = row.reshape(dst.shape[1], dst.shape[3])
+    return after
+
+
+def expected_pull(src: Bytes | None, dst: Bytes, pull: Pull) -> tuple[str, Bytes]:
+    """(answer, destination afterwards): a refused pull leaves the destination as it is."""
+    try:
+        return SUCCESS, pull_bytes(src, dst, pull)
+    except Refused as refusal:
+        return str(refusal), dst
+
+
+def pattern(shape: Geometry, generation: int = 0) -> Bytes:
+    """Byte i of tensor t, row b is (i + 31*t + 7*b + 101*generation) mod 251."""
+    tensor, row, byte = np.ogrid[:shape.num_tensors, :shape.rows, :shape.stride]
+    rows = (byte + 31 * tensor + 7 * row + 101 * generation) % 251
+    pieces = rows.astype(np.uint8).reshape(shape.num_tensors, shape.rows, shape.outer, shape.inner)
+    return np.ascontiguousarray(pieces.transpose(0, 2, 1, 3))
+
+
+def noise(shape: Geometry, seed: int) -> Bytes:
+    """Random bytes of that geometry: a wrong offset cannot look right by chance."""
+    drawn = np.random.default_rng(seed).integers(0, 256, size=tuple(shape), dtype=np.uint8)
+    return np.asarray(drawn, np.uint8)
+
+
+def canary(shape: Geometry) -> Bytes:
+    """What a destination holds before a pull: bytes that were not asked for must still be 0x5A afterwards."""
+    return np.full(tuple(shape), 0x5A, dtype=np.uint8)

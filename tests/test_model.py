@@ -1,0 +1,236 @@
+"""The protocol model holds in every reachable state, and catches deliberate mistakes in the protocol.
+
+A model that finds nothing proves nothing by itself; so each promise is also shown to bite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from model import FAULT, Model, Violation, check, explore
+from model_cache import HazardModel
+from model_link import A, B, C, LinkModel, slot_serves
+from model_lock import LockModel, calls_are_over, holder_is_stopped
+from model_members import SWEEPER, Member, MembersModel, all_have_ended
+from model_rows import CoverageModel
+
+CRASH = frozenset({"crashes"})
+CRASH_OR_STOP = frozenset({"crashes", "stops"})
+TWO_VERSIONS = (Member(1), Member(2, version=1), Member(3, version=1))
+BY_KEY = (False, False)
+Shares = tuple[tuple[int, ...], ...]
+OVERLAPPING = ((0, 1), (1,))
+
+
+def test_lock_holds_with_a_crash_at_every_step() -> None:
+    explored = check(LockModel(faults=CRASH))
+    explored.assert_always_reaches(calls_are_over, "the end of all calls")
+    assert len(explored.states) > 40_000
+
+
+def test_lock_stays_exclusive_when_a_life_byte_is_lost_at_any_step() -> None:
+    explored = check(LockModel(faults=frozenset({"loses its life byte"})))
+    assert any(state.link == "BROKEN" for state in explored.states)
+
+
+def test_lock_calls_end_without_deadline_unless_the_holder_is_stopped() -> None:
+    explored = check(LockModel(prompt=True, deadlines=False, faults=CRASH_OR_STOP))
+    explored.assert_always_ends(holder_is_stopped, "the end of all calls")
+    assert any(holder_is_stopped(state) for state in explored.states)
+
+
+def test_lock_never_overtakes_an_awake_waiter_whose_calls_have_deadlines() -> None:
+    explored = check(LockModel(prompt=True, faults=CRASH_OR_STOP))
+    assert any(side.overtaken for state in explored.states for side in state.sides)
+
+
+def test_lock_stays_live_while_only_stops_and_deadlines_happen() -> None:
+    explored = check(LockModel(faults=frozenset({"stops"})))
+    assert any(side.answer == "timeout" for state in explored.states for side in state.sides)
+    assert all(state.link != "BROKEN" for state in explored.states)
+
+
+def test_link_slot_is_reused_only_when_nobody_is_in_it() -> None:
+    explored = check(LinkModel((A, B, C)))
+    explored.assert_always_reaches(slot_serves, "a new link in the slot")
+    assert any(state.slot.serial == 2 and state.slot.opened == (True, True) for state in explored.states)
+
+
+def test_link_slot_survives_a_crash_in_the_middle_of_linking() -> None:
+    explored = check(LinkModel(acceptor_acts=False))
+    explored.assert_always_reaches(slot_serves, "a new link in the slot")
+    assert any(state.slot.serial == 3 and state.slot.link == "LIVE" for state in explored.states)
+
+
+@pytest.mark.parametrize("by_id", [(False, True), BY_KEY], ids=["key and id", "two keys"])
+def test_memory_is_not_recycled_under_a_reader(by_id: tuple[bool, ...]) -> None:
+    model = HazardModel(by_id=by_id)
+    explored = check(model)
+    explored.assert_always_reaches(model.all_recycled, "recycling")
+    assert any(state.tenant == 3 for state in explored.states)
+
+
+@pytest.mark.parametrize("by_id", [(False, True), BY_KEY], ids=["key and id", "two keys"])
+def test_pull_never_calls_foreign_bytes_good_after_its_life_byte_was_lost(by_id: tuple[bool, ...]) -> None:
+    explored = check(HazardModel(by_id=by_id, last=2, lost_life_bytes=True))
+    assert any(set(reader.read) == {1, 2} for state in explored.states for reader in state.readers)
+
+
+@pytest.mark.parametrize("tensors_per_word", [1, 2])
+@pytest.mark.parametrize("shares", [((0,), (1,)), OVERLAPPING], ids=["halves", "overlapping"])
+def test_key_is_consumed_once_and_only_when_covered(tensors_per_word: int, shares: Shares) -> None:
+    explored = check(CoverageModel(shares, tensors_per_word))
+    ends = {end for state in explored.states for end in state.ends[1] + state.ends[2]}
+    assert ends == {"CONSUMED", "REMOVED", "UNBOUND"}
+
+
+@pytest.mark.parametrize(
+    "processes",
+    [
+        (Member(1), Member(1), Member(2)),
+        (Member(1), Member(1), SWEEPER),
+        (Member(1), Member(2), SWEEPER),
+        TWO_VERSIONS,
+    ],
+    ids=["join", "join and sweep", "two live and sweep", "two layout versions"],
+)
+def test_members_and_their_segments_stand_until_they_leave(processes: tuple[Member, ...]) -> None:
+    explored = check(MembersModel(processes))
+    explored.assert_always_reaches(all_have_ended, "the end of all joins, leaves and sweeps")
+    assert any(state.life == 0 and state.inodes == 2 for state in explored.states)
+
+
+MISTAKES: list[tuple[Model[Any], str]] = [
+    (LockModel(prompt=True, releaser_ignores_offer=True), "awake side that set its mark"),
+    (LockModel(reads_word_twice=True), "WAITERS bit belongs to the side"),
+    (LockModel(release_by_exchange=True), "offered only to a side that is still acquiring"),
+    (LockModel(takes_dead_holders_lock=True), "nobody takes its lock over"),
+    (LockModel(leaves_mark_behind=True), "WAITERS bit belongs to the side"),
+    (LockModel(forgets_link_after_take=True), "After an ordered unlink"),
+    (
+        LinkModel(acceptor_acts=False, reuse_ignores_hazards=True),
+        "hazard or lease that a living side set stands",
+    ),
+    (
+        LinkModel(acceptor_acts=False, reads_hazards_before_flags=True),
+        "hazard or lease that a living side set stands",
+    ),
+    (LinkModel((A, B, C), acceptor_does_not_look_again=True), "call of the acceptor holds the word"),
+    (LinkModel(acceptor_acts=False, closes_outside_mutex=True), "nobody else resets it"),
+    (LinkModel((A, B, C), dead_link_stays_live=True), "A LIVE link has its initiator's side open"),
+    (LinkModel(acceptor_acts=False, own_byte_looks_free=True), "the slot is the link that it made"),
+    (HazardModel(hazard_is_delayed=True), "memory is not given to another cache"),
+    (HazardModel(word_is_not_read_again=True), "memory is not given to another cache"),
+    (HazardModel(owner_does_not_scan=True), "memory is not given to another cache"),
+    (HazardModel(owner_scans_before_retiring=True), "memory is not given to another cache"),
+    (
+        HazardModel(BY_KEY, last=2, lost_life_bytes=True, no_last_look_at_cache=True),
+        "pull that succeeds read",
+    ),
+    (CoverageModel(words_without_generation=True), "late mark never counts"),
+    (CoverageModel(tensors_per_word=1, reads_words_before_marking=True), "all covered is not LIVE"),
+    (CoverageModel(live_before_reset=True), "all covered is not LIVE"),
+    (CoverageModel(reaper_forgets_full_rows=True), "all covered is not LIVE"),
+    (CoverageModel(remove_is_a_store=True), "A key ends once"),
+    (MembersModel(inodes_are_not_compared=True), "Once the life file has no name"),
+    (MembersModel(life_file_goes_before_table=True), "Once the life file has no name"),
+    (MembersModel(record_is_overwritten_unswept=True), "every segment is of an incarnation that"),
+    (MembersModel(last_leaver_does_not_sweep=True), "leaves nothing behind"),
+    (
+        MembersModel((Member(1), Member(2), SWEEPER), sweeper_does_not_look_again=True),
+        "member's segments stand",
+    ),
+    (MembersModel(cold_byte_is_dropped_before_join=True), "living member's record stands"),
+    (MembersModel(TWO_VERSIONS, versions_share_bytes=True), "no dead member passes for alive"),
+]
+
+
+def _mistake(model: Any) -> str:
+    """The names of the switches that are on and are off by default."""
+    return " ".join(
+        field.name for field in fields(model) if field.default is False and getattr(model, field.name)
+    )
+
+
+@pytest.mark.parametrize(("model", "broken"), MISTAKES, ids=[_mistake(model) for model, _ in MISTAKES])
+def test_model_catches_a_mistake(model: Model[Any], broken: str) -> None:
+    with pytest.raises(Violation, match=broken) as caught:
+        check(model)
+    assert "start:" in str(caught.value)
+
+
+CONSEQUENCES: list[tuple[Model[Any], str, str]] = [
+    (
+        MembersModel(inodes_are_not_compared=True),
+        "life file has no name",
+        "All living members use one life file",
+    ),
+    (
+        MembersModel(life_file_goes_before_table=True),
+        "life file has no name",
+        "All living members use one life",
+    ),
+    (LinkModel((A, B, C), dead_link_stays_live=True), "A LIVE link", "call of the acceptor holds the word"),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "waived", "broken"), CONSEQUENCES, ids=[_mistake(model) for model, _, _ in CONSEQUENCES]
+)
+def test_mistake_has_consequences_beyond_the_first_promise(
+    model: Model[Any], waived: str, broken: str
+) -> None:
+    promises = [promise for promise in model.promises if waived not in (promise.__doc__ or "")]
+    assert len(promises) == len(model.promises) - 1
+    with pytest.raises(Violation, match=broken):
+        explore(model.initial(), model.steps, promises)
+
+
+def test_dead_hazards_that_count_would_keep_memory_for_ever() -> None:
+    model = HazardModel(dead_hazards_count=True)
+    explored = check(model)
+    with pytest.raises(Violation, match="stuck"):
+        explored.assert_always_reaches(model.all_recycled, "recycling")
+
+
+def test_side_opened_before_it_is_named_would_lose_the_slot() -> None:
+    explored = check(LinkModel(acceptor_acts=False, opens_before_naming=True))
+    with pytest.raises(Violation, match="stuck"):
+        explored.assert_always_reaches(slot_serves, "a new link in the slot")
+
+
+def _count_to_three(state: int) -> Iterator[tuple[str, int]]:
+    if state < 3:
+        yield "one more", state + 1
+    if state == 1:
+        yield f"{FAULT}falls", 10
+
+
+def _not_three(state: int) -> bool:
+    """The count stays under three."""
+    return state != 3
+
+
+def test_engine_counts_states_and_prints_the_shortest_way_to_a_violation() -> None:
+    explored = explore(0, _count_to_three, ())
+    assert (len(explored.states), explored.transitions) == (5, 4)
+    with pytest.raises(Violation, match=r"The count stays under three\.(.|\n)*one more") as caught:
+        explore(0, _count_to_three, (_not_three,))
+    assert str(caught.value).count("one more") == 3
+
+
+def test_engine_does_not_take_a_failure_for_progress() -> None:
+    explored = explore(0, _count_to_three, ())
+    explored.assert_always_reaches(lambda state: state in (3, 10), "an end")
+    with pytest.raises(Violation, match="stuck: falling"):
+        explored.assert_always_reaches(lambda state: state == 10, "falling")
+
+
+def test_engine_finds_a_circle_unless_it_is_excused() -> None:
+    explored = explore(0, lambda state: [("turn", (state + 1) % 3)], ())
+    explored.assert_always_ends(lambda state: state == 1, "an end")
+    with pytest.raises(Violation, match="livelock"):
+        explored.assert_always_ends(lambda state: False, "an end")
