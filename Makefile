@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 SOURCES := $(wildcard shmkv/*.pyx shmkv/*.pxd shmkv/*.h)
 
-.PHONY: demo test lint bench demo-llm test-llm clean
+.PHONY: demo test lint bench bench-peers demo-llm test-llm clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.built
@@ -21,8 +21,13 @@ lint: $(VENV)/.with-lint $(VENV)/.with-test
 	@$(BIN)/mypy --strict
 	@PATH="$(BIN):$$PATH" cython-lint $(wildcard shmkv/*.pyx shmkv/*.pxd)
 
-bench: $(VENV)/.with-test
+bench: $(VENV)/.with-test $(VENV)/.with-bench
 	@$(BIN)/python -m pytest bench/
+	@$(BIN)/python bench/report.py --document docs/performance.md
+
+# Whatever of these is installed in .venv is measured; the others say why they are not.
+bench-peers: $(VENV)/.with-test
+	@$(BIN)/python -m pytest bench/peers/peer_*.py
 
 demo-llm: $(VENV)/.with-model
 	@HF_HUB_OFFLINE=1 $(BIN)/python examples/smollm2.py

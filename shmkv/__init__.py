@@ -17,6 +17,7 @@ from shmkv.keys import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
 from shmkv.kv_cache import KvCache
 from shmkv.kv_cache_manager import KvCacheManager
 from shmkv.options import LLMConfig, LlmConfig
+from shmkv.pull_arguments import LastPull, PullRequest
 from shmkv.tensor import Tensor, TensorDesc
 from shmkv.transfer_config import LayerSynchronizer, TransferConfig, TransferWithCacheKeyConfig
 from shmkv.types import CacheDesc, DataType, LLMRole, MemInfo, Memtype, Placement, RegisterMemStatus
@@ -44,11 +45,13 @@ __all__ = [
     "LLMParamError",
     "LLMRole",
     "LLMStatusCode",
+    "LastPull",
     "LayerSynchronizer",
     "LlmConfig",
     "MemInfo",
     "Memtype",
     "Placement",
+    "PullRequest",
     "RegisterMemStatus",
     "Status",
     "Tensor",

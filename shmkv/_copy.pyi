@@ -2,13 +2,16 @@
 from typing import Final, TypedDict
 
 DEFAULT_NT_THRESHOLD: Final[int]
+CREW_THRESHOLD: Final[int]
 
 class _Current(TypedDict):
     kernel: str
     nt_threshold: int
+    crew_threshold: int
+    threads: int
 
 def supported_kernels() -> list[str]: ...
-def configure(kernel: str = "auto", threshold: int | None = None) -> None: ...
+def configure(kernel: str = "auto", threshold: int | None = None, threads: int | None = None) -> None: ...
 def current() -> _Current: ...
 
 class RunList:

@@ -6,7 +6,10 @@ non-temporal ones from there on, since the destination of a big pull would only 
 """
 from libc.stdlib cimport free, malloc
 
-from shmkv._plan cimport Span, advance
+from shmkv import _crew
+
+from shmkv._crew cimport crew_limit, crew_run
+from shmkv._plan cimport Span, advance, seek
 
 cdef extern from "_kernels.h" nogil:
     ctypedef void (*shmkv_copy_fn)(void* dst, const void* src, size_t nbytes)
@@ -28,34 +31,66 @@ cdef struct Run:
 
 
 DEFAULT_NT_THRESHOLD = 4 << 20
+CREW_THRESHOLD = 8 << 20            # below this a second thread costs more than it brings
 
 cdef const shmkv_kernel* chosen = shmkv_kernel_best()
 cdef uint64_t nt_threshold = DEFAULT_NT_THRESHOLD
+cdef uint64_t crew_threshold = CREW_THRESHOLD
+
+
+cdef struct Job:
+    const Plan* plan
+    const char* src
+    char* dst
+    int mode
+    shmkv_copy_fn copy
+    bint streaming
+    CheckFn check
+    void* context
 
 
 cdef int move(const Plan* plan, const char* src, char* dst, int mode, CheckFn check, void* context) noexcept nogil:
-    """Copy all runs; `check` is asked every CHUNK_NBYTES and ends the copy by a status other than 0. Source and destination
-    do not overlap. All bytes are visible to whoever sees a later store of this thread (fence after streaming stores)."""
-    cdef bint streaming = plan.nbytes >= nt_threshold
-    cdef shmkv_copy_fn copy = chosen.streaming if streaming else chosen.ordinary
-    cdef uint64_t budget = CHUNK_NBYTES, dense = 0, step
-    cdef uint32_t i
-    cdef int status = 0
-    cdef Span span
-    for i in range(plan.count):
-        span = plan.spans[i]
-        while span.nbytes and status == 0:
-            step = min(min(span.src_left, span.dst_left), min(span.nbytes, budget))
-            copy(dst + (dense if mode == MOVE_GATHER else span.dst), src + (dense if mode == MOVE_SCATTER else span.src), step)
-            advance(&span, step)
-            dense += step
-            budget -= step
-            if budget == 0:
-                budget = CHUNK_NBYTES
-                status = check(context)
-    if streaming:
+    """Copy all runs; `check` is asked every CHUNK_NBYTES, on the calling thread, and ends the copy by a status other than 0.
+    Source and destination do not overlap. All bytes are visible to whoever sees a later store of this thread."""
+    cdef Job job
+    cdef uint32_t threads
+    job.plan, job.src, job.dst, job.mode, job.check, job.context = plan, src, dst, mode, check, context
+    job.streaming = plan.nbytes >= nt_threshold
+    job.copy = chosen.streaming if job.streaming else chosen.ordinary
+    if plan.nbytes <= CHUNK_NBYTES:
+        return copy_share(&job, 0)
+    threads = crew_limit() if plan.nbytes >= crew_threshold else 1
+    return crew_run(copy_share, &job, (plan.nbytes + CHUNK_NBYTES - 1) // CHUNK_NBYTES, threads, copy_share_and_look)
+
+
+cdef int copy_share(void* context, uint64_t share) noexcept nogil:
+    """Bytes [share, share + 1) * CHUNK_NBYTES of a plan. Streaming stores are fenced here, on the core that made them."""
+    cdef Job* job = <Job*>context
+    cdef uint64_t at = share * CHUNK_NBYTES
+    cdef uint64_t end = min(at + <uint64_t>CHUNK_NBYTES, job.plan.nbytes)
+    cdef uint64_t step
+    cdef uint32_t number = 0
+    cdef Span span = seek(job.plan, at, &number)
+    while True:
+        step = min(min(span.src_left, span.dst_left), min(span.nbytes, end - at))
+        job.copy(job.dst + (at if job.mode == MOVE_GATHER else span.dst),
+                 job.src + (at if job.mode == MOVE_SCATTER else span.src), step)
+        at += step
+        if at == end:
+            break
+        advance(&span, step)
+        if span.nbytes == 0:
+            number += 1
+            span = job.plan.spans[number]
+    if job.streaming:
         shmkv_copy_fence()
-    return status
+    return 0
+
+
+cdef int copy_share_and_look(void* context, uint64_t share) noexcept nogil:
+    cdef Job* job = <Job*>context
+    copy_share(context, share)
+    return job.check(job.context)
 
 
 def supported_kernels() -> list:
@@ -63,8 +98,9 @@ def supported_kernels() -> list:
     return [shmkv_kernel_at(i).name.decode() for i in range(shmkv_kernel_count()) if shmkv_kernel_at(i).supported()]
 
 
-def configure(str kernel="auto", threshold=None) -> None:
-    """Choose the loop by name ("auto": the best one) and the bytes from which a pull streams (None: the default).
+def configure(str kernel="auto", threshold=None, threads=None) -> None:
+    """Choose the loop by name ("auto": the best one), the bytes from which a pull streams, and the threads of a big copy (None:
+    the defaults).
 
     ValueError naming the accepted values.
     """
@@ -73,13 +109,15 @@ def configure(str kernel="auto", threshold=None) -> None:
         raise ValueError(f"the streaming threshold must be 0 to 2**63-1 bytes, not {threshold}")
     if kernel != "auto" and kernel not in supported_kernels():
         raise ValueError(f"kernel {kernel!r} is not one of auto, {', '.join(supported_kernels())}")
+    _crew.configure(threads)
     chosen = shmkv_kernel_best() if kernel == "auto" else shmkv_kernel_find(kernel.encode())
     nt_threshold = DEFAULT_NT_THRESHOLD if threshold is None else threshold
 
 
 def current() -> dict:
-    """The loop in use and the threshold in bytes."""
-    return {"kernel": chosen.name.decode(), "nt_threshold": nt_threshold}
+    """The loop in use, from how many bytes it streams, how many threads a copy of at least `crew_threshold` bytes uses."""
+    return {"kernel": chosen.name.decode(), "nt_threshold": nt_threshold, "crew_threshold": crew_threshold,
+            "threads": crew_limit()}
 
 
 cdef class RunList:

@@ -1,14 +1,9 @@
-"""Types of one pull: its caches, its call, its answers."""
-from typing import Final
-
-from shmkv._link import LinkHandle
+"""Types of a cache of this process, as the core knows it."""
 from shmkv._mapping import Region
-
-DST_GONE: Final[int]
-SRC_GONE: Final[int]
+from shmkv._plan import ShapeList
 
 class LocalCache:
-    def __init__(self, region: Region, shapes: list[tuple[int, int, int, int, int]]) -> None: ...
+    def __init__(self, region: Region, shapes: ShapeList | list[tuple[int, int, int, int, int]]) -> None: ...
     @property
     def region(self) -> Region: ...
     @property
@@ -16,15 +11,3 @@ class LocalCache:
     def close(self) -> None: ...
     def count_in(self) -> None: ...
     def leave(self) -> None: ...
-
-# `select` has ten numbers; callers cut it up and put it together again, so its length is not part of the type.
-def pull(
-    handle: LinkHandle,
-    dst: LocalCache,
-    key: tuple[int, int, int, int],
-    select: tuple[int, ...],
-    consumes: bool,
-    timeout_ms: int,
-) -> int: ...
-def copy(src: LocalCache, dst: LocalCache, select: tuple[int, ...], timeout_ms: int) -> int: ...
-def check(dst: LocalCache, select: tuple[int, ...]) -> int: ...

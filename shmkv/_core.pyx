@@ -9,14 +9,14 @@
   finish        were the bytes the row's all the time? then coverage, consume
   link_leave    word released, next thread
 
-Python stands before it (arguments: `transfer.py`) and behind it (status to exception).
+Python stands before it and behind it (`_pull`, `transfer.py`).
 """
 from libc.errno cimport ENOMEM
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 
 from shmkv._copy cimport MOVE_DIRECT, MOVE_GATHER, MOVE_SCATTER, move
-from shmkv._futex cimport add32_seq, load32_acquire, load64_acquire, now_ns, store64_relaxed, swap32_seq
+from shmkv._futex cimport add32_seq, add64_relaxed, load32_acquire, load64_acquire, now_ns, store64_relaxed, swap32_seq
 from shmkv._layout cimport (
     COUNT_BYTES,
     COUNT_COPY_NS,
@@ -24,7 +24,6 @@ from shmkv._layout cimport (
     COUNT_PULLS,
     COUNT_TIMEOUTS,
     COUNT_WAIT_NS,
-    KEY_NONE,
     KEY_REQUEST,
     ROW_LIVE,
     UNLINKED_RING,
@@ -38,15 +37,11 @@ from shmkv._layout cimport (
 )
 from shmkv._link cimport (
     LINK_BUSY,
-    LINK_INTERRUPTED,
     LINK_TIMEOUT,
-    LinkHandle,
     is_inside,
     link_enter,
     link_leave,
     look_between_chunks,
-    patience_init,
-    raise_pending,
     run_signals,
 )
 from shmkv._lookup cimport (
@@ -74,7 +69,23 @@ from shmkv._mapping cimport (
     table_find,
     table_init,
 )
-from shmkv._plan cimport PLAN_DAMAGED, build, check_destination, check_shape, plan_free
+from shmkv._plan cimport PLAN_DAMAGED, Plan, ShapeList, build, check_destination, plan_for, plan_free
+
+cdef extern from *:
+    """
+    /* What the calling thread's last pull did: kept here, because several threads pull at once. */
+    static __thread uint64_t last_nbytes;
+    static __thread int64_t last_wait_ns, last_copy_ns;
+    static inline void last_pull_note(uint64_t nbytes, int64_t wait_ns, int64_t copy_ns)
+    { last_nbytes = nbytes; last_wait_ns = wait_ns; last_copy_ns = copy_ns; }
+    static inline uint64_t last_pull_nbytes(void) { return last_nbytes; }
+    static inline int64_t last_pull_wait_ns(void) { return last_wait_ns; }
+    static inline int64_t last_pull_copy_ns(void) { return last_copy_ns; }
+    """
+    void last_pull_note(uint64_t nbytes, int64_t wait_ns, int64_t copy_ns) noexcept nogil
+    uint64_t last_pull_nbytes() noexcept nogil
+    int64_t last_pull_wait_ns() noexcept nogil
+    int64_t last_pull_copy_ns() noexcept nogil
 
 cdef enum:
     POPULATE_NBYTES = 64 << 20
@@ -88,9 +99,7 @@ cdef struct Looker:
 # -- a pull over a link ----------------------------------------------------------------------------------------------
 
 cdef int pull_now(Link* link, Local* dst, Request* want) noexcept nogil:
-    """0 or the answer of the first step that did not pass. The plan in `want` is the caller's to free."""
-    cdef int64_t begin = now_ns()
-    cdef int64_t entered
+    """0 or the answer of the first step that did not pass."""
     cdef int status
     if not local_enter(dst):
         return PULL_DST_GONE
@@ -98,10 +107,10 @@ cdef int pull_now(Link* link, Local* dst, Request* want) noexcept nogil:
     if status == 0:
         status = link_enter(link, &want.wait)
         if status == 0:
-            entered = now_ns()
             status = pull_locked(link, dst, want)
-            count(link, want, status, entered - begin, now_ns() - entered)
             link_leave(link)
+        elif status == LINK_TIMEOUT:
+            add64_relaxed(&link.mine.counters[COUNT_TIMEOUTS], 1)
     local_leave(dst)
     return status
 
@@ -109,22 +118,24 @@ cdef int pull_now(Link* link, Local* dst, Request* want) noexcept nogil:
 cdef int pull_locked(Link* link, Local* dst, Request* want) noexcept nogil:
     cdef FoundRow found
     cdef Attached* segment = NULL
+    cdef Plan* plan = NULL
     cdef Looker looker
     cdef int status
     drop_unlinked(link)
     status = find(link, want, &found)
-    if status != 0:
-        return status
-    status = attach(link, want, &found, &segment)
     if status == 0:
-        status = make_plan(link, want, &found.copy, segment.nbytes, dst)
-    if status == 0:
-        looker.link = link
-        looker.wait = &want.wait
-        status = move(&want.plan, segment.address, dst.base, MOVE_DIRECT, look_at_link, &looker)
-    if status == 0:
-        status = finish(link, want, &found)
-    unpin(link.mine)
+        status = attach(link, want, &found, &segment)
+        if status == 0:
+            status = make_plan(link, want, &found.copy, segment.nbytes, dst, &plan)
+        if status == 0:
+            looker.link = link
+            looker.wait = &want.wait
+            status = move(plan, segment.address, dst.base, MOVE_DIRECT, look_at_link, &looker)
+        if status == 0:
+            want.nbytes = plan.nbytes
+            status = finish(link, want, &found)
+        unpin(link.mine)
+    count(link, want, status)
     return status
 
 
@@ -167,7 +178,7 @@ cdef uint64_t tensors_wanted(const Request* want, const CacheRecord* cache) noex
 cdef void drop_unlinked(Link* link) noexcept nogil:
     """Let go of mappings whose segments the peer gave up since the last call."""
     cdef uint64_t count = load64_acquire(&directory_header(link.directory).segments_unlinked)
-    if count - link.unlinked_seen > UNLINKED_RING:
+    if count - link.unlinked_seen >= UNLINKED_RING:     # the owner may be writing the oldest entry again
         table_clear(&link.segments)
         if table_init(&link.segments) != 0:
             return
@@ -198,26 +209,13 @@ cdef int attach(Link* link, Request* want, const FoundRow* found, Attached** seg
     return status
 
 
-cdef int make_plan(Link* link, Request* want, const CacheRecord* cache, uint64_t nbytes, Local* dst) noexcept nogil:
-    """Copy the source's tensor records, check the copies, and turn the selection into spans."""
-    cdef uint32_t i, count = cache.num_tensors
+cdef int make_plan(Link* link, Request* want, const CacheRecord* cache, uint64_t nbytes, Local* dst, Plan** plan) noexcept nogil:
+    """Turn the selection into spans, or find them made already for the same numbers."""
     cdef TensorRecord* shared = tensor_at(link.directory, cache.first_tensor)
-    cdef Shape* shapes
-    cdef int status = 0
-    if count == 0:
+    if cache.num_tensors == 0:
         return PLAN_DAMAGED
-    shapes = <Shape*>malloc(count * sizeof(Shape))
-    if shapes == NULL:
-        return -ENOMEM
-    for i in range(count):
-        memcpy(&shapes[i], &shared[i], sizeof(Shape))
-        if check_shape(&shapes[i], nbytes) != 0 or shapes[i].rows != cache.num_rows:
-            status = PLAN_DAMAGED
-            break
-    if status == 0:
-        status = build(&want.plan, shapes, count, dst.shapes, &want.select)
-    free(shapes)
-    return status
+    return plan_for(&link.plans, <const char*>shared, sizeof(TensorRecord), cache.num_tensors, cache.num_rows, nbytes, dst.shapes,
+                    dst.number, &want.select, plan)
 
 
 cdef int finish(Link* link, Request* want, FoundRow* found) noexcept nogil:
@@ -226,7 +224,7 @@ cdef int finish(Link* link, Request* want, FoundRow* found) noexcept nogil:
     cdef int status = recheck(found, want.by_key)
     if status != 0:
         return status
-    store64_relaxed(&found.row.last_use_ns, now_ns())
+    store64_relaxed(&found.row.last_use_ns, want.wait.entered_ns)
     if not want.consumes or found.key_kind != KEY_REQUEST or word_state(found.row_word) != ROW_LIVE:
         return 0
     if count < found.copy.num_tensors:
@@ -238,13 +236,17 @@ cdef int finish(Link* link, Request* want, FoundRow* found) noexcept nogil:
     return 0
 
 
-cdef void count(Link* link, const Request* want, int status, int64_t waited_ns, int64_t copied_ns) noexcept nogil:
+cdef void count(Link* link, const Request* want, int status) noexcept nogil:
+    """Counters of this side, and the calling thread's note of its last pull."""
     cdef uint64_t* counters = link.mine.counters
+    cdef int64_t waited_ns = want.wait.entered_ns - want.wait.begin_ns
+    cdef int64_t copied_ns = now_ns() - want.wait.entered_ns
     store64_relaxed(&counters[COUNT_WAIT_NS], counters[COUNT_WAIT_NS] + <uint64_t>waited_ns)
     if status == 0:
         store64_relaxed(&counters[COUNT_PULLS], counters[COUNT_PULLS] + 1)
-        store64_relaxed(&counters[COUNT_BYTES], counters[COUNT_BYTES] + want.plan.nbytes)
+        store64_relaxed(&counters[COUNT_BYTES], counters[COUNT_BYTES] + want.nbytes)
         store64_relaxed(&counters[COUNT_COPY_NS], counters[COUNT_COPY_NS] + <uint64_t>copied_ns)
+        last_pull_note(want.nbytes, waited_ns, copied_ns)
     elif status == LINK_TIMEOUT:
         store64_relaxed(&counters[COUNT_TIMEOUTS], counters[COUNT_TIMEOUTS] + 1)
     else:
@@ -256,32 +258,37 @@ cdef void count(Link* link, const Request* want, int status, int64_t waited_ns, 
 cdef int copy_now(Local* src, Local* dst, Request* want) noexcept nogil:
     """Between two caches of this process, or within one: the result is as if through a temporary. The caller keeps the source
     from being freed."""
+    cdef Plan plan
     cdef int status
     if is_inside():
         return LINK_BUSY
     if not local_enter(dst):
         return PULL_DST_GONE
+    memset(&plan, 0, sizeof(Plan))
     status = check_destination(dst.shapes, dst.num_tensors, &want.select)
     if status == 0:
-        status = build(&want.plan, src.shapes, src.num_tensors, dst.shapes, &want.select)
+        status = build(&plan, src.shapes, src.num_tensors, dst.shapes, &want.select)
     if status == 0:
-        status = move_within(src, dst, want)
+        status = move_within(&plan, src, dst, want)
+    if status == 0:
+        last_pull_note(plan.nbytes, 0, now_ns() - want.wait.begin_ns)
+    plan_free(&plan)
     local_leave(dst)
     return status
 
 
-cdef int move_within(Local* src, Local* dst, Request* want) noexcept nogil:
+cdef int move_within(const Plan* plan, Local* src, Local* dst, Request* want) noexcept nogil:
     cdef char* between
     cdef int status
     if src != dst or want.select.src_row != want.select.dst_row:
-        return move(&want.plan, src.base, dst.base, MOVE_DIRECT, look_at_clock, &want.wait)
+        return move(plan, src.base, dst.base, MOVE_DIRECT, look_at_clock, &want.wait)
     # The same row of one cache: windows of source and destination can overlap.
-    between = <char*>malloc(want.plan.nbytes)
+    between = <char*>malloc(plan.nbytes)
     if between == NULL:
         return -ENOMEM
-    status = move(&want.plan, src.base, between, MOVE_GATHER, look_at_clock, &want.wait)
+    status = move(plan, src.base, between, MOVE_GATHER, look_at_clock, &want.wait)
     if status == 0:
-        status = move(&want.plan, between, dst.base, MOVE_SCATTER, look_at_clock, &want.wait)
+        status = move(plan, between, dst.base, MOVE_SCATTER, look_at_clock, &want.wait)
     free(between)
     return status
 
@@ -309,28 +316,24 @@ cdef void local_leave(Local* cache) noexcept nogil:
     add32_seq(&cache.uses, <uint32_t>-1)
 
 
+cdef uint64_t local_numbers = 0
+
+
 cdef class LocalCache:
     """Tensors of one cache in this process.
 
-    `shapes`: one (offset, nbytes, outer, rows, inner) a tensor, in bytes from the start of `region`.
+    `shapes`: a ShapeList, or one (offset, nbytes, outer, rows, inner) a tensor, in bytes from the start of `region`.
     """
 
-    def __cinit__(self, Region region, list shapes):
+    def __cinit__(self, Region region, shapes):
         cdef Local* local = &self.local
-        cdef Shape* shape
         self.region = region
+        self.shapes = shapes if isinstance(shapes, ShapeList) else ShapeList(shapes)
         local.base = region.address
-        local.num_tensors = len(shapes)
-        local.shapes = <Shape*>malloc(local.num_tensors * sizeof(Shape))
-        if local.shapes == NULL:
-            raise MemoryError("no memory for the shapes of a cache")
-        for i in range(local.num_tensors):
-            shape = &local.shapes[i]
-            shape.offset, shape.nbytes, shape.outer, shape.rows, shape.inner = shapes[i]
+        local.shapes = self.shapes.shapes
+        local.num_tensors = self.shapes.count
         local.is_open = 1
-
-    def __dealloc__(self):
-        free(self.local.shapes)
+        local.number = add64_relaxed(&local_numbers, 1)
 
     def close(self):
         """No new call may use the cache from now on."""
@@ -351,57 +354,8 @@ cdef class LocalCache:
         local_leave(&self.local)
 
 
-# -- from Python -----------------------------------------------------------------------------------------------------
-
-cdef void request_init(Request* want, tuple select, int64_t timeout_ms):
-    """`select`: (size, src_offset, dst_offset, src_row, dst_row, src_first, src_count, dst_first, dst_count, divisor)."""
-    cdef Selection* s = &want.select
-    memset(want, 0, sizeof(Request))
-    s.size, s.src_offset, s.dst_offset, s.src_row, s.dst_row, s.src_first, s.src_count, s.dst_first, s.dst_count, s.divisor = select
-    patience_init(&want.wait, timeout_ms)
-
-
-def pull(LinkHandle handle, LocalCache dst, tuple key, tuple select, bint consumes, int64_t timeout_ms):
-    """Pull one row over a link: 0 or a negative status. Raises only what a signal handler raised.
-
-    `key`: (kind, req_id, prefix_id, model_id), or (KEY_NONE, cache_id, 0, 0) for a cache id; `select` as in `request_init`.
-    """
-    cdef Request want
-    cdef int status
-    request_init(&want, select, timeout_ms)
-    want.key.kind, want.key.words[0], want.key.words[1], want.key.words[2] = key
-    want.by_key = want.key.kind != KEY_NONE
-    want.cache_id = <int64_t>want.key.words[0]
-    want.consumes = consumes
-    with nogil:
-        status = pull_now(&handle.link, &dst.local, &want)
-        plan_free(&want.plan)
-    if status == LINK_INTERRUPTED:
-        raise_pending()
-    return status
-
-
-def copy(LocalCache src, LocalCache dst, tuple select, int64_t timeout_ms):
-    """Copy one row between caches of this process: 0 or a negative status. `select` as in `request_init`."""
-    cdef Request want
-    cdef int status
-    request_init(&want, select, timeout_ms)
-    with nogil:
-        status = copy_now(&src.local, &dst.local, &want)
-        plan_free(&want.plan)
-    if status == LINK_INTERRUPTED:
-        raise_pending()
-    return status
-
-
-def check(LocalCache dst, tuple select):
-    """The destination's part of a pull's checks: 0 or a negative status. `select` as in `request_init`."""
-    cdef Request want
-    request_init(&want, select, 0)
-    if not load32_acquire(&dst.local.is_open):
-        return PULL_DST_GONE
-    return check_destination(dst.local.shapes, dst.local.num_tensors, &want.select)
-
-
-DST_GONE = PULL_DST_GONE
-SRC_GONE = PULL_SRC_GONE
+cdef void last_pull_read(uint64_t* nbytes, int64_t* wait_ns, int64_t* copy_ns) noexcept nogil:
+    """What the calling thread's last successful pull or copy did, all 0 before the first."""
+    nbytes[0] = last_pull_nbytes()
+    wait_ns[0] = last_pull_wait_ns()
+    copy_ns[0] = last_pull_copy_ns()

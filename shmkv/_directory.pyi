@@ -4,9 +4,10 @@ from typing import TypeAlias
 
 from shmkv._index import KeyIndex
 from shmkv._mapping import Region
+from shmkv._plan import ShapeList
 
 _Key: TypeAlias = tuple[int, int, int, int]
-_Tensor: TypeAlias = tuple[int, int, int, int, int, int]
+_Tensors: TypeAlias = ShapeList | list[tuple[int, int, int, int, int, int]]
 
 class Directory:
     def __init__(
@@ -30,7 +31,7 @@ class Directory:
         *,
         cache_id: int,
         serial: int,
-        tensors: list[_Tensor],
+        tensors: _Tensors,
         num_rows: int,
         published: int,
         kind: int = 0,

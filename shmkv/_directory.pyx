@@ -8,7 +8,7 @@ making; memory behind a growing table comes from the `reserve` callable it was g
 import time
 
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 from shmkv._futex cimport (
     add32_seq,
@@ -37,7 +37,8 @@ from shmkv._lookup cimport (
     why_ended,
 )
 from shmkv._mapping cimport write_segment_header
-from shmkv.ranges import RangeAllocator
+from shmkv._plan cimport Shape, ShapeList
+from shmkv._tables cimport Tables
 
 cdef Key to_key(tuple words):
     """(kind, req_id, prefix_id, model_id) as the record holds it."""
@@ -62,22 +63,14 @@ cdef class Directory:
         cdef DirectoryHeader* header = <DirectoryHeader*>region.address
         self.region = region
         self.base = region.address
-        self.reserve = reserve
-        self.caches = RangeAllocator(CACHES_MAX)
-        self.tensors = RangeAllocator(TENSORS_MAX)
-        self.rows = RangeAllocator(ROWS_MAX)
-        self.coverage = RangeAllocator(COVERAGE_LINES_MAX)
         self.next_generation = 1
         self.incarnation = incarnation
-        self.seen_consumed = <uint32_t*>calloc(CACHES_MAX, sizeof(uint32_t))
-        if self.seen_consumed == NULL:
-            raise MemoryError("no memory for the owner's notes")
+        self.own = <OwnRecord*>calloc(CACHES_MAX, sizeof(OwnRecord))
+        if self.own == NULL:
+            raise MemoryError("no memory for the owner's records")
         reserve(0, LINKS_OFFSET + LINKS_FIRST * sizeof(LinkRecord))
         header.links_reserved = LINKS_FIRST
-        self.grow(CACHES_OFFSET, sizeof(CacheRecord), CACHES_FIRST, &header.caches_reserved, CACHES_MAX)
-        self.grow(TENSORS_OFFSET, sizeof(TensorRecord), TENSORS_FIRST, &header.tensors_reserved, TENSORS_MAX)
-        self.grow(ROWS_OFFSET, sizeof(RowRecord), ROWS_FIRST, &header.rows_reserved, ROWS_MAX)
-        self.grow(COVERAGE_OFFSET, LINE, COVERAGE_LINES_FIRST, &header.coverage_reserved, COVERAGE_LINES_MAX)
+        self.tables = Tables(region, reserve)
         self.index = KeyIndex(region, reserve)
         header.cluster_id = cluster_id
         header.role = role
@@ -90,39 +83,30 @@ cdef class Directory:
         store32_release(&header.header.version, LAYOUT_VERSION)      # publish: header
 
     def __dealloc__(self):
-        free(self.seen_consumed)
-
-    cdef int grow(self, uint64_t table, uint32_t record_nbytes, uint64_t wanted, uint32_t* reserved,
-                  uint64_t limit) except -1:
-        """Put pages behind at least `wanted` records, doubling; readers see the count when the pages are there."""
-        cdef uint64_t have = reserved[0]
-        cdef uint64_t target = have * 2 if have * 2 > wanted else wanted
-        if have >= wanted:
-            return 0
-        target = min(target, limit)
-        self.reserve(table + have * record_nbytes, (target - have) * record_nbytes)
-        store32_release(reserved, <uint32_t>target)
-        return 0
+        free(self.own)
 
     # -- caches -----------------------------------------------------------------------------------------------------
 
-    def insert(self, Region segment, *, int64_t cache_id, uint64_t serial, list tensors, uint32_t num_rows,
+    def insert(self, Region segment, *, int64_t cache_id, uint64_t serial, tensors, uint32_t num_rows,
                uint32_t published, uint32_t kind=CACHE_CONTIGUOUS):
         """Record a cache: (slot, generation). Its word says LIVE afterwards, its rows have no keys yet.
 
-        `tensors`: one (offset, nbytes, outer, rows, inner, dtype) each, in bytes from the segment's start. `published`:
-        how many tensors of each row are readable at once. MemoryError or OSError when a table cannot grow; nothing is
+        `tensors`: a ShapeList, or one (offset, nbytes, outer, rows, inner, dtype) each, in bytes from the segment's start;
+        `published`: how many tensors of each row are readable at once. MemoryError or OSError when a table cannot grow; nothing is
         recorded then.
         """
-        cdef uint32_t count = len(tensors), lines
+        cdef ShapeList shapes = tensors if isinstance(tensors, ShapeList) else ShapeList(tensors)
+        cdef uint32_t count = shapes.count, lines
         lines = (count + TENSORS_PER_WORD * WORDS_PER_LINE - 1) // (TENSORS_PER_WORD * WORDS_PER_LINE)
-        taken = self.take_records(count, num_rows, lines)
+        self.index.make_room(num_rows + 1)
+        taken = self.tables.take((1, count, num_rows, num_rows * lines))
         cdef uint32_t slot = taken[0], first_tensor = taken[1], first_row = taken[2], first_line = taken[3], i
         cdef CacheRecord* cache = cache_at(self.base, slot)
         cdef uint64_t generation = self.next_generation
         self.next_generation += 1
-        for i in range(count):
-            self.fill_tensor(first_tensor + i, tensors[i], <size_t>segment.address)
+        self.own[slot] = OwnRecord(generation, cache_id, count, first_tensor, num_rows, first_row, first_line, lines,
+                                   load32_acquire(&cache.consumed))
+        self.fill_tensors(first_tensor, shapes, <size_t>segment.address)
         for i in range(num_rows):
             self.fill_row(first_row + i, slot, i, published)
         write_segment_header(segment, self.incarnation, serial, generation)
@@ -149,29 +133,15 @@ cdef class Directory:
         cache.blocks_model_id = model_id or 0
         cache.blocks_bound = model_id is not None
 
-    cdef tuple take_records(self, uint32_t tensors, uint32_t rows, uint32_t lines):
-        """Room in all four tables and in the index, or nothing at all."""
-        cdef DirectoryHeader* header = directory_header(self.base)
-        taken = []
-        try:
-            for allocator, count in ((self.caches, 1), (self.tensors, tensors), (self.rows, rows),
-                                     (self.coverage, rows * lines)):
-                taken.append((allocator, allocator.take(count), count))
-            self.grow(CACHES_OFFSET, sizeof(CacheRecord), self.caches.end, &header.caches_reserved, CACHES_MAX)
-            self.grow(TENSORS_OFFSET, sizeof(TensorRecord), self.tensors.end, &header.tensors_reserved, TENSORS_MAX)
-            self.grow(ROWS_OFFSET, sizeof(RowRecord), self.rows.end, &header.rows_reserved, ROWS_MAX)
-            self.grow(COVERAGE_OFFSET, LINE, self.coverage.end, &header.coverage_reserved, COVERAGE_LINES_MAX)
-            self.index.make_room(rows + 1)
-        except BaseException:
-            for allocator, first, count in taken:
-                allocator.give(first, count)
-            raise
-        return tuple(first for _, first, _ in taken)
-
-    cdef void fill_tensor(self, uint32_t index, tuple shape, uint64_t base_address):
-        cdef TensorRecord* tensor = tensor_at(self.base, index)
-        tensor.offset, tensor.nbytes, tensor.outer, tensor.rows, tensor.inner, tensor.dtype = shape
-        tensor.base_address = base_address + tensor.offset
+    cdef void fill_tensors(self, uint32_t first, ShapeList tensors, uint64_t base_address):
+        """A record begins with the same five numbers as a Shape."""
+        cdef TensorRecord* tensor
+        cdef uint32_t i
+        for i in range(tensors.count):
+            tensor = tensor_at(self.base, first + i)
+            memcpy(tensor, &tensors.shapes[i], sizeof(Shape))
+            tensor.base_address = base_address + tensors.shapes[i].offset
+            tensor.dtype = tensors.dtypes[i]
 
     cdef void fill_row(self, uint32_t index, uint32_t slot, uint32_t batch_index, uint32_t published):
         """An unbound row; the generation goes on where the record's last user left it."""
@@ -184,18 +154,39 @@ cdef class Directory:
 
     def retire(self, uint32_t slot):
         """LIVE -> RETIRED: no reader can pin the cache any more; look at `pinned` before its memory is used again."""
-        cdef CacheRecord* cache = cache_at(self.base, slot)
-        exchange64_seq(&cache.word, make_word(word_generation(cache.word), CACHE_RETIRED))
+        self.check_slot(slot)
+        exchange64_seq(&cache_at(self.base, slot).word, make_word(self.own[slot].generation, CACHE_RETIRED))
 
     def release(self, uint32_t slot):
         """RETIRED -> FREE: give the records back. The caller has seen that nothing pins the cache."""
-        cdef CacheRecord* cache = cache_at(self.base, slot)
-        self.index.remove(id_hash(cache.cache_id), cache.first_row)
-        exchange64_seq(&cache.word, make_word(word_generation(cache.word), CACHE_FREE))
-        self.tensors.give(cache.first_tensor, cache.num_tensors)
-        self.rows.give(cache.first_row, cache.num_rows)
-        self.coverage.give(cache.first_coverage, cache.num_rows * cache.coverage_lines)
-        self.caches.give(slot, 1)
+        self.check_slot(slot)
+        cdef OwnRecord own = self.own[slot]
+        self.index.remove(id_hash(own.cache_id), own.first_row)
+        exchange64_seq(&cache_at(self.base, slot).word, make_word(own.generation, CACHE_FREE))
+        self.own[slot].generation = 0
+        self.tables.give((slot, own.first_tensor, own.first_row, own.first_coverage),
+                         (1, own.num_tensors, own.num_rows, own.num_rows * own.coverage_lines))
+
+    cdef int check_slot(self, uint32_t slot) except -1:
+        """IndexError unless a cache lives in the slot."""
+        if slot >= CACHES_MAX or self.own[slot].generation == 0:
+            raise IndexError(f"no cache in slot {slot}")
+        return 0
+
+    cdef RowRecord* row_of(self, uint32_t slot, uint32_t batch_index) except NULL:
+        self.check_slot(slot)
+        if batch_index >= self.own[slot].num_rows:
+            raise IndexError(f"row {batch_index} of {self.own[slot].num_rows} in slot {slot}")
+        return row_at(self.base, self.own[slot].first_row + batch_index)
+
+    cdef CacheRecord private_record(self, uint32_t slot):
+        """For functions that readers use with their checked copies."""
+        cdef CacheRecord record
+        memset(&record, 0, sizeof(CacheRecord))
+        record.num_tensors = self.own[slot].num_tensors
+        record.first_coverage = self.own[slot].first_coverage
+        record.coverage_lines = self.own[slot].coverage_lines
+        return record
 
     def pinned(self, uint64_t generation, int life_fd, Region members, initiated):
         """Does a living reader name this cache? `initiated`: addresses of the link records that this cluster made in other
@@ -220,7 +211,11 @@ cdef class Directory:
         cdef FoundRow found
         if find_key(self.base, &key, &found) != 0:
             return None
-        return found.row.cache_slot, found.batch_index
+        slot = found.row.cache_slot
+        if slot >= CACHES_MAX or found.batch_index >= self.own[slot].num_rows \
+                or word_generation(found.cache_word) != self.own[slot].generation:
+            return None             # scribbled by another process
+        return slot, found.batch_index
 
     def why_ended(self, tuple words):
         """FIND_CONSUMED, FIND_REMOVED or FIND_NEVER for a key that does not live."""
@@ -231,10 +226,10 @@ cdef class Directory:
 
     def bind(self, uint32_t slot, uint32_t batch_index, tuple words):
         """Name a row: coverage is reset to the new generation, then the row goes LIVE."""
-        cdef CacheRecord* cache = cache_at(self.base, slot)
-        cdef RowRecord* row = row_at(self.base, cache.first_row + batch_index)
+        cdef RowRecord* row = self.row_of(slot, batch_index)
+        cdef OwnRecord own = self.own[slot]
         cdef uint64_t generation
-        cdef uint64_t* words_of_row = coverage_at(self.base, cache.first_coverage + batch_index * cache.coverage_lines)
+        cdef uint64_t* words_of_row = coverage_at(self.base, own.first_coverage + batch_index * own.coverage_lines)
         cdef Key key = to_key(words)
         cdef uint32_t i
         self.index.make_room(1)
@@ -242,17 +237,17 @@ cdef class Directory:
         generation = word_generation(row.word) + 1
         # Between the two exchanges the word differs from every older one, so a reader's copy of the key cannot be torn.
         exchange64_seq(&row.word, make_word(generation, ROW_UNBOUND))
-        for i in range(cache.coverage_lines * WORDS_PER_LINE):
+        for i in range(own.coverage_lines * WORDS_PER_LINE):
             store64_release(&words_of_row[i], generation << 32)
         memcpy(row.key, key.words, sizeof(key.words))
         row.key_kind = key.kind
         exchange64_seq(&row.word, make_word(generation, ROW_LIVE))
-        self.index.insert(key_hash(&key), cache.first_row + batch_index)
+        self.index.insert(key_hash(&key), own.first_row + batch_index)
         self.key_changed()
 
     def unbind(self, uint32_t slot, uint32_t batch_index):
         """Take the name from a row, under a new generation: a reader that is in it answers "not there"."""
-        cdef RowRecord* row = row_at(self.base, cache_at(self.base, slot).first_row + batch_index)
+        cdef RowRecord* row = self.row_of(slot, batch_index)
         self.end_key(slot, batch_index, ROW_REMOVED)
         exchange64_seq(&row.word, make_word(word_generation(row.word) + 1, ROW_UNBOUND))
         self.key_changed()
@@ -265,8 +260,7 @@ cdef class Directory:
     cdef int end_key(self, uint32_t slot, uint32_t batch_index, uint32_t state) except -1:
         """End a row's key, if it still lives with `state`; remember why, take it out of the index. The generation stays:
         the row is still the same bytes for a reader by cache id. Nothing happens to a row without a key."""
-        cdef CacheRecord* cache = cache_at(self.base, slot)
-        cdef RowRecord* row = row_at(self.base, cache.first_row + batch_index)
+        cdef RowRecord* row = self.row_of(slot, batch_index)
         cdef uint64_t seen = load64_seq(&row.word)
         cdef uint32_t out
         cdef Key key
@@ -278,7 +272,7 @@ cdef class Directory:
         memcpy(key.words, row.key, sizeof(key.words))
         key.kind = row.key_kind
         self.remember(&key, word_state(seen))
-        self.index.remove(key_hash(&key), cache.first_row + batch_index)
+        self.index.remove(key_hash(&key), self.own[slot].first_row + batch_index)
         out = ROW_CONSUMED_OUT if word_state(seen) == ROW_CONSUMED else ROW_REMOVED_OUT
         exchange64_seq(&row.word, make_word(word_generation(seen), out))
         return 0
@@ -302,17 +296,18 @@ cdef class Directory:
     def settle(self, uint32_t slot):
         """How many rows of a cache still have a living key. Rows consumed by readers leave the index here; rows whose last
         reader died between its last mark and its swap are consumed here."""
-        cdef CacheRecord* cache = cache_at(self.base, slot)
+        self.check_slot(slot)
+        cdef CacheRecord record = self.private_record(slot)
         cdef RowRecord* row
         cdef uint64_t word
         cdef uint32_t batch_index, living = 0
-        for batch_index in range(cache.num_rows):
-            row = row_at(self.base, cache.first_row + batch_index)
+        for batch_index in range(self.own[slot].num_rows):
+            row = row_at(self.base, self.own[slot].first_row + batch_index)
             word = load64_seq(&row.word)
             if not has_key(word):
                 continue
             if word_state(word) == ROW_LIVE and row.key_kind == KEY_REQUEST \
-                    and is_full(self.base, cache, batch_index, word_generation(word)):
+                    and is_full(self.base, &record, batch_index, word_generation(word)):
                 swap64_seq(&row.word, word, make_word(word_generation(word), ROW_CONSUMED))
             if word_state(load64_seq(&row.word)) == ROW_LIVE:
                 living += 1
@@ -322,19 +317,20 @@ cdef class Directory:
 
     def publish(self, uint32_t slot, uint32_t batch_index, uint32_t tensors):
         """The first `tensors` tensors of a row hold their bytes; waiters are woken if there are any."""
-        cdef RowRecord* row = row_at(self.base, cache_at(self.base, slot).first_row + batch_index)
+        cdef RowRecord* row = self.row_of(slot, batch_index)
         store32_release(&row.progress, tensors)
         if load32_acquire(&row.progress_waiters):
             futex_wake_all(&row.progress, True)
+        self.key_changed()
 
     def noticed_slots(self):
         """Slots of the caches of which readers have consumed rows since the last call."""
         cdef uint32_t slot, consumed
         found = []
-        for slot in range(self.caches.end):
+        for slot in range(self.tables.cache_slots):
             consumed = load32_acquire(&cache_at(self.base, slot).consumed)
-            if consumed != self.seen_consumed[slot]:
-                self.seen_consumed[slot] = consumed
+            if consumed != self.own[slot].seen_consumed:
+                self.own[slot].seen_consumed = consumed
                 found.append(slot)
         return found
 
@@ -345,27 +341,27 @@ cdef class Directory:
 
     def row_generation(self, uint32_t slot, uint32_t batch_index):
         """Of the key binding that a row has now."""
-        return word_generation(load64_seq(&row_at(self.base, cache_at(self.base, slot).first_row + batch_index).word))
+        return word_generation(load64_seq(&self.row_of(slot, batch_index).word))
 
     def row_key(self, uint32_t slot, uint32_t batch_index):
         """(kind, req_id, prefix_id, model_id) of a row's living key, or None."""
-        cdef RowRecord* row = row_at(self.base, cache_at(self.base, slot).first_row + batch_index)
+        cdef RowRecord* row = self.row_of(slot, batch_index)
         if word_state(load64_seq(&row.word)) != ROW_LIVE:
             return None
         return row.key_kind, row.key[0], row.key[1], row.key[2]
 
     def progress(self, uint32_t slot, uint32_t batch_index):
         """How many tensors of a row are published."""
-        return load32_acquire(&row_at(self.base, cache_at(self.base, slot).first_row + batch_index).progress)
+        return load32_acquire(&self.row_of(slot, batch_index).progress)
 
     def mark_pulled(self, uint32_t slot, uint32_t batch_index, uint64_t generation, uint32_t first, uint32_t count):
         """What a reader does after its copy, for a pull out of the owner's own cache: coverage, then consume."""
         cdef FoundRow found
+        found.row = self.row_of(slot, batch_index)
         found.cache = cache_at(self.base, slot)
-        found.row = row_at(self.base, found.cache.first_row + batch_index)
         found.row_word = load64_seq(&found.row.word)
         found.batch_index = batch_index
-        memcpy(&found.copy, found.cache, sizeof(CacheRecord))
+        found.copy = self.private_record(slot)
         if found.row_word != make_word(generation, ROW_LIVE) or found.row.key_kind != KEY_REQUEST:
             return
         if cover(self.base, &found, first, count) and is_full(self.base, &found.copy, batch_index, generation):

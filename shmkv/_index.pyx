@@ -8,12 +8,13 @@ from libc.string cimport memcpy, memset
 
 from shmkv._futex cimport exchange64_seq, load32_acquire, store64_release
 from shmkv._layout cimport (
+    CACHES_MAX,
     INDEX_LOG2_MAX,
     INDEX_LOG2_MIN,
     LINKS_MAX,
     PAGE,
+    ROWS_MAX,
     SIDE_INITIATOR,
-    DirectoryHeader,
     LinkRecord,
     RowRecord,
     cache_at,
@@ -44,38 +45,39 @@ cdef class KeyIndex:
         self.reserve = reserve
         self.old_parts = []
         reserve(index_part_offset(INDEX_LOG2_MIN, 0), 8 << INDEX_LOG2_MIN)
-        directory_header(self.base).index_word = 1 << 16 | INDEX_LOG2_MIN
+        self.word = 1 << 16 | INDEX_LOG2_MIN
+        directory_header(self.base).index_word = self.word
 
-    cdef void insert(self, uint64_t hashed, uint32_t row):
-        """There is room: make_room came before."""
-        cdef uint64_t word = directory_header(self.base).index_word
-        cdef uint64_t* entries = index_part(self.base, word & 0xFF, word >> 8 & 1)
-        cdef uint32_t mask = (<uint32_t>1 << (word & 0xFF)) - 1
-        cdef uint32_t i = <uint32_t>hashed & mask
-        while <uint32_t>entries[i] > 1:
-            i = (i + 1) & mask
-        if <uint32_t>entries[i] == 0:
-            self.used += 1
-        self.living += 1
-        store64_release(&entries[i], make_entry(hashed, row))
+    cdef int insert(self, uint64_t hashed, uint32_t row) except -1:
+        """There is room: make_room came before. RuntimeError if another process has overwritten the table."""
+        cdef uint64_t* entries = index_part(self.base, self.word & 0xFF, self.word >> 8 & 1)
+        cdef uint32_t mask = (<uint32_t>1 << (self.word & 0xFF)) - 1
+        cdef uint32_t i, step
+        for step in range(mask + 1):
+            i = (<uint32_t>hashed + step) & mask
+            if <uint32_t>entries[i] < 2:
+                self.used += <uint32_t>entries[i] == 0
+                self.living += 1
+                store64_release(&entries[i], make_entry(hashed, row))
+                return 0
+        raise RuntimeError("another process has overwritten the key index of this cluster's directory")
 
     cdef void remove(self, uint64_t hashed, uint32_t row):
-        cdef uint64_t word = directory_header(self.base).index_word
-        cdef uint64_t* entries = index_part(self.base, word & 0xFF, word >> 8 & 1)
-        cdef uint32_t mask = (<uint32_t>1 << (word & 0xFF)) - 1
-        cdef uint32_t i = <uint32_t>hashed & mask
-        while <uint32_t>entries[i] != 0:
+        cdef uint64_t* entries = index_part(self.base, self.word & 0xFF, self.word >> 8 & 1)
+        cdef uint32_t mask = (<uint32_t>1 << (self.word & 0xFF)) - 1
+        cdef uint32_t i, step
+        for step in range(mask + 1):
+            i = (<uint32_t>hashed + step) & mask
             if entries[i] == make_entry(hashed, row):
                 store64_release(&entries[i], 1)         # a tombstone: probing goes on behind it
                 self.living -= 1
                 return
-            i = (i + 1) & mask
+            if <uint32_t>entries[i] == 0:
+                return
 
     cdef int make_room(self, uint32_t more) except -1:
         """Keep the index at most half full: build the next table in another part, then switch one word."""
-        cdef DirectoryHeader* header = directory_header(self.base)
-        cdef uint64_t word = header.index_word
-        cdef uint32_t log2 = word & 0xFF, part = word >> 8 & 1, next_log2 = INDEX_LOG2_MIN
+        cdef uint32_t log2 = self.word & 0xFF, part = self.word >> 8 & 1, next_log2 = INDEX_LOG2_MIN
         cdef uint64_t* entries
         if (<uint64_t>self.used + more) * 2 <= <uint64_t>1 << log2:
             return 0
@@ -87,21 +89,24 @@ cdef class KeyIndex:
         entries = index_part(self.base, next_log2, part ^ 1)
         memset(entries, 0, 8 << next_log2)
         self.refill(index_part(self.base, log2, part), log2, entries, next_log2)
-        exchange64_seq(&header.index_word, ((word >> 16) + 1) << 16 | (part ^ 1) << 8 | next_log2)
+        self.word = ((self.word >> 16) + 1) << 16 | (part ^ 1) << 8 | next_log2
+        exchange64_seq(&directory_header(self.base).index_word, self.word)
         self.old_parts = [old for old in self.old_parts if old != (next_log2, part ^ 1)] + [(log2, part)]
         return 0
 
     cdef void refill(self, uint64_t* old, uint32_t log2, uint64_t* entries, uint32_t next_log2):
         """Copy the living entries to their places."""
         cdef uint32_t i, place, mask = (<uint32_t>1 << next_log2) - 1
+        cdef uint64_t entry
         self.used = 0
         for i in range(<uint32_t>1 << log2):
-            if <uint32_t>old[i] < 2:
-                continue
-            place = <uint32_t>self.hash_of_entry(old[i]) & mask
+            entry = old[i]
+            if <uint32_t>entry < 2 or <uint32_t>entry - 2 >= ROWS_MAX or self.used > mask // 2:
+                continue            # empty, or scribbled by another process
+            place = <uint32_t>self.hash_of_entry(entry) & mask
             while entries[place]:
                 place = (place + 1) & mask
-            entries[place] = old[i]
+            entries[place] = entry
             self.used += 1
         self.living = self.used
 
@@ -109,9 +114,10 @@ cdef class KeyIndex:
         """The lower half of the hash is not in the entry; it follows from the record. The tag's lowest bit tells a
         cache's id (1) from a key (0)."""
         cdef RowRecord* row = row_at(self.base, <uint32_t>entry - 2)
+        cdef uint32_t slot = row.cache_slot
         cdef Key key
         if entry >> 32 & 1:
-            return id_hash(cache_at(self.base, row.cache_slot).cache_id)
+            return id_hash(cache_at(self.base, slot).cache_id) if slot < CACHES_MAX else 0
         memcpy(key.words, row.key, sizeof(key.words))
         key.kind = row.key_kind
         return key_hash(&key)
@@ -140,4 +146,4 @@ cdef class KeyIndex:
     @property
     def capacity(self):
         """Entries of the table in use."""
-        return 1 << (directory_header(self.base).index_word & 0xFF)
+        return 1 << (self.word & 0xFF)

@@ -76,8 +76,8 @@ cdef uint64_t copy_cache(char* base, uint32_t slot, CacheRecord* copy) noexcept 
     """Copy a record between two equal loads of its word, if its owner lets it be for that long: the word."""
     cdef CacheRecord* shared = cache_at(base, slot)
     cdef uint64_t word = load64_seq(&shared.word)
-    cdef int tried
-    for tried in range(TRIES):
+    cdef int _tried
+    for _tried in range(TRIES):
         memcpy(copy, shared, sizeof(CacheRecord))
         if load64_seq(&shared.word) == word:
             break
@@ -85,12 +85,15 @@ cdef uint64_t copy_cache(char* base, uint32_t slot, CacheRecord* copy) noexcept 
     return word
 
 
-cdef str fault_of(char* base, const CacheRecord* copy):
-    """"" if the record's ranges lie within what its owner has reserved."""
+cdef str fault_of(char* base, const CacheRecord* copy, uint64_t others):
+    """"" if the record's ranges lie within what its owner has reserved. Caches share no row, so those of all together (`others`
+    are the rows seen before) are not more than a directory can have: damage costs no endless look."""
     cdef uint32_t rows = min(load32_acquire(&directory_header(base).rows_reserved), ROWS_MAX)
     cdef uint32_t tensors = min(load32_acquire(&directory_header(base).tensors_reserved), TENSORS_MAX)
     if <uint64_t>copy.first_row + copy.num_rows > rows:
         return f"its rows {copy.first_row} to {copy.first_row + <uint64_t>copy.num_rows} are beyond the {rows} of the directory"
+    if others + copy.num_rows > ROWS_MAX:
+        return f"its {copy.num_rows} rows are others' too: a directory has {ROWS_MAX} at most"
     if <uint64_t>copy.first_tensor + copy.num_tensors > tensors:
         return (f"its tensors {copy.first_tensor} to {copy.first_tensor + <uint64_t>copy.num_tensors} are beyond the {tensors} "
                 "of the directory")
@@ -109,9 +112,9 @@ cdef tuple count_rows(char* base, uint32_t slot, const CacheRecord* copy):
     return keys, published
 
 
-cdef dict describe_cache(char* base, uint32_t slot, uint64_t word, const CacheRecord* copy):
+cdef dict describe_cache(char* base, uint32_t slot, uint64_t word, const CacheRecord* copy, uint64_t others):
     cdef TensorRecord tensor
-    cdef str fault = fault_of(base, copy)
+    cdef str fault = fault_of(base, copy, others)
     found = {
         "cache_id": copy.cache_id, "generation": word_generation(word), "state": name_of(CACHE_STATES, word_state(word)),
         "kind": name_of(CACHE_KINDS, copy.kind), "tensors": copy.num_tensors, "rows": copy.num_rows,
@@ -134,12 +137,14 @@ def caches(Region directory) -> list:
     """
     cdef uint32_t slot, count = min(load32_acquire(&directory_header(directory.address).caches_reserved), CACHES_MAX)
     cdef CacheRecord copy
-    cdef uint64_t word
+    cdef uint64_t word, rows = 0
     found = []
     for slot in range(count):
         word = copy_cache(directory.address, slot, &copy)
         if word_state(word) != CACHE_FREE:
-            found.append(describe_cache(directory.address, slot, word, &copy))
+            found.append(describe_cache(directory.address, slot, word, &copy, rows))
+            if found[-1]["fault"] == "":
+                rows += copy.num_rows
     return found
 
 

@@ -201,7 +201,7 @@ cdef struct DirectoryHeader:
     uint32_t pad1[27]
     uint64_t index_word             # owner; seq_cst; (version << 16 | part << 8 | log2 of its entries) at each rebuild
     uint64_t pad2[15]
-    uint32_t key_event              # owner; release then futex wake; at each publish, bind, unbind and remove
+    uint32_t key_event              # owner; release then futex wake; at each bind, unbind, remove and publish
     uint32_t pad3[31]
     uint32_t key_waiters            # waiters; seq_cst add and subtract; around a wait on key_event
     uint32_t pad4[31]
@@ -260,7 +260,7 @@ cdef struct RowRecord:
     uint32_t progress               # owner; release then futex wake; number of tensors whose bytes are published
     uint64_t pad0[10]
     uint64_t word                   # owner and pullers; seq_cst compare-and-swap; (generation << 8 | state)
-    uint64_t last_use_ns            # pullers; relaxed; CLOCK_MONOTONIC of the last successful pull
+    uint64_t last_use_ns            # pullers; relaxed; CLOCK_MONOTONIC of the last successful pull; with the word, as its writers
     uint32_t progress_waiters       # waiters; seq_cst add and subtract; around a wait on progress
     uint32_t pad1
     uint64_t pad2[13]
@@ -272,8 +272,10 @@ cdef struct LinkSide:
     uint64_t incarnation            # initiator; cold lock; of this side's cluster
     uint64_t cluster_id             # initiator; cold lock
     uint64_t pad0[13]
-    uint64_t hazard                 # this side; exchange seq_cst to set, release to clear; generation of a cache of the
-    uint64_t pad1[15]               #   other side that is read or written now, 0 = none
+    # this side; exchange seq_cst to set, release to clear; generation of a cache of the other side that is read or
+    # written now, 0 = none
+    uint64_t hazard
+    uint64_t pad1[15]
     uint64_t counters[COUNTERS_MAX]     # this side; under the link's lock, relaxed
     uint64_t leases[LEASES_MAX]     # this side; as the hazard, but lasting: a view, a fork, a waiting pull
 

@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from shmkv._futex cimport ThreadQueue
 from shmkv._layout cimport LinkRecord, LinkSide
 from shmkv._mapping cimport AttachedTable, Region
+from shmkv._plan cimport KeptPlans
 
 
 cdef enum:
@@ -18,6 +19,8 @@ cdef enum:
 
 cdef struct Patience:
     # How long a call may take, and what it has to do meanwhile.
+    int64_t begin_ns
+    int64_t entered_ns              # when the lock was had; begin_ns if nothing had to be waited for
     int64_t deadline_ns
     int64_t signals_ns              # last time that Python signal handlers could run
     bint is_main                    # only the main thread runs them
@@ -43,6 +46,7 @@ cdef struct Link:
     int64_t retake_ns
     AttachedTable segments
     uint64_t unlinked_seen
+    KeptPlans plans
 
 
 cdef class LinkHandle:

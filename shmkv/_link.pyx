@@ -48,6 +48,7 @@ from shmkv._layout cimport (
 from shmkv._life cimport life_look, process_epoch
 from shmkv._link_record cimport end_link, is_idle
 from shmkv._mapping cimport table_clear, table_init
+from shmkv._plan cimport plans_free
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() noexcept
@@ -70,8 +71,8 @@ cdef unsigned long main_thread = threading.main_thread().ident
 
 
 cdef void patience_init(Patience* wait, int64_t timeout_ms):
-    wait.signals_ns = now_ns()
-    wait.deadline_ns = wait.signals_ns + timeout_ms * 1000000
+    wait.begin_ns = wait.entered_ns = wait.signals_ns = now_ns()
+    wait.deadline_ns = wait.begin_ns + timeout_ms * 1000000
     wait.is_main = PyThread_get_thread_ident() == main_thread
     wait.removes = False
 
@@ -99,8 +100,8 @@ cdef int state_of_record(Link* link) noexcept nogil:
     return 0 if word_state(state) == LINK_LIVE else LINK_PEER_GONE
 
 
-cdef int look(Link* link) noexcept nogil:
-    """A fresh look at the link and at the peer: 0 or LINK_*. Changes nothing, waits for nothing."""
+cdef int look_at_memory(Link* link) noexcept nogil:
+    """What shared memory says of the link and of the peer: a few loads, no system call."""
     cdef int status = state_of_record(link)
     if status != 0:
         return status
@@ -108,15 +109,30 @@ cdef int look(Link* link) noexcept nogil:
         return LINK_PEER_GONE
     if load64_acquire(&member_at(link.members, link.peer_slot).incarnation) != link.peer_incarnation:
         return LINK_PEER_GONE
+    return 0
+
+
+cdef int look(Link* link) noexcept nogil:
+    """A fresh look at the link, at the peer and at its life byte: 0 or LINK_*. Changes nothing, waits for nothing."""
+    cdef int status = look_at_memory(link)
+    if status != 0:
+        return status
     return 0 if life_look(link.life_fd, link.peer_slot) != 0 else LINK_PEER_GONE
 
 
 cdef int look_sometimes(Link* link, int64_t now) noexcept nogil:
-    """As `look`, but the life byte (a system call) only if the last look is over LOOK_NS old."""
+    """As `look`, but the life byte (a system call) only if the last look that found it held is over LOOK_NS old. A peer that is
+    gone breaks the link, so that nothing brings it back."""
+    cdef int status
     if now - link.looked_ns < LOOK_NS:
-        return state_of_record(link)
-    link.looked_ns = now
-    return look(link)
+        status = look_at_memory(link)
+    else:
+        status = look(link)
+        if status == 0:
+            link.looked_ns = now
+    if status == LINK_PEER_GONE:
+        end_link(link.record, make_word(link.serial, LINK_LIVE), LINK_BROKEN)
+    return status
 
 
 cdef int run_signals(Patience* wait) noexcept nogil:
@@ -132,12 +148,14 @@ cdef int run_signals(Patience* wait) noexcept nogil:
 
 cdef int after_slice(Link* link, Patience* wait, int waited) noexcept nogil:
     """What every wait does when it comes back without its turn."""
+    cdef int64_t now = now_ns()
     cdef int status = 0
-    if waited == -EINTR:
+    # A signal that came between two waits, or to another thread, interrupts nothing here.
+    if waited == -EINTR or now - wait.signals_ns >= SIGNALS_NS:
         status = run_signals(wait)
     if status == 0:
         status = look(link)
-    if status == 0 and now_ns() >= wait.deadline_ns:
+    if status == 0 and now >= wait.deadline_ns:
         status = LINK_TIMEOUT
     return status
 
@@ -169,7 +187,7 @@ cdef int link_enter(Link* link, Patience* wait) noexcept nogil:
     if status == 0 and not queue_enter(&link.queue, &me):
         status = wait_in_queue(link, wait, &me)
     if status == 0:
-        status = look_sometimes(link, now_ns())
+        status = look_sometimes(link, wait.begin_ns)
         if status == 0:
             status = take_word(link, wait)
         if status == 0:
@@ -192,6 +210,7 @@ cdef int wait_in_queue(Link* link, Patience* wait, Waiter* me) noexcept nogil:
     while True:
         waited = queue_wait_slice(me, wait.deadline_ns)
         if waited == 0:
+            wait.entered_ns = now_ns()
             return 0
         status = after_slice(link, wait, waited)
         if status != 0:
@@ -213,6 +232,7 @@ cdef int take_word(Link* link, Patience* wait) noexcept nogil:
             if status != 0:
                 return stop_waiting(link, status)
         waited = word_wait_slice(&link.record.word, link.side, wait.deadline_ns, link.retake_ns)
+        wait.entered_ns = now_ns()
     status = state_of_record(link)
     if status != 0:
         link.retake_ns = word_release(&link.record.word, link.side)
@@ -258,10 +278,15 @@ cdef class LinkHandle:
 
     def __dealloc__(self):
         table_clear(&self.link.segments)
+        plans_free(&self.link.plans)
 
     def look(self):
         """0 if the link can be used, else LINK_ENDED, LINK_PEER_GONE or LINK_FORKED; changes and waits for nothing."""
         return look(&self.link)
+
+    def segment_path(self, uint64_t serial):
+        """Path of one of the peer's cache segments."""
+        return self.prefix.decode() + f"{serial:x}"
 
     @property
     def address(self):

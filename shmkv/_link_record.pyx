@@ -6,7 +6,6 @@ record is used again only when both sides are closed, or closed for a dead side 
 lease of a living side is left in it. The acceptor's side stays closed until it moves bytes itself: a cluster that is only
 pulled from never touches the record.
 """
-from libc.errno cimport EAGAIN, EBUSY, EINTR
 from libc.string cimport memset
 
 from shmkv._futex cimport (
@@ -14,14 +13,9 @@ from shmkv._futex cimport (
     load32_acquire,
     load64_acquire,
     load64_seq,
-    now_ns,
     store32_release,
     store64_release,
     swap64_seq,
-    word_give_up,
-    word_release,
-    word_try,
-    word_wait_slice,
 )
 from shmkv._layout cimport (
     COUNTERS_MAX,
@@ -29,7 +23,6 @@ from shmkv._layout cimport (
     LINK_BROKEN,
     LINK_FREE,
     LINK_LIVE,
-    LINK_REMOVED,
     LINKS_MAX,
     LINKS_OFFSET,
     MEMBERS_MAX,
@@ -170,28 +163,6 @@ def find(Region directory, uint64_t cluster_id):
         if word_state(load64_seq(&link.state)) == LINK_LIVE and link.sides[SIDE_INITIATOR].cluster_id == cluster_id:
             found.append(slot)
     return found
-
-
-def remove_as_acceptor(Region directory, uint32_t slot, int life_fd, Region members, int64_t timeout_ms, bint force):
-    """LIVE -> REMOVED by the cluster that was linked to: after its turn at the word, or at once if `force` or the other side is
-    dead. False if the word could not be had in time."""
-    cdef LinkRecord* link = link_at(directory.address, slot)
-    cdef uint64_t seen = load64_seq(&link.state)
-    cdef int64_t until = now_ns() + timeout_ms * 1000000
-    cdef int status = 0
-    if force or not side_lives(&link.sides[SIDE_INITIATOR], life_fd, members.address):
-        end_link(link, seen, LINK_REMOVED)
-        return True
-    with nogil:
-        status = word_try(&link.word, SIDE_ACCEPTOR, 0)
-        while (status == -EBUSY or status == -EAGAIN or status == -EINTR) and now_ns() < until:
-            status = word_wait_slice(&link.word, SIDE_ACCEPTOR, until, 0)
-        if status == 0:
-            end_link(link, seen, LINK_REMOVED)
-            word_release(&link.word, SIDE_ACCEPTOR)
-        else:
-            word_give_up(&link.word, SIDE_ACCEPTOR, 0)
-    return status == 0
 
 
 def read(Region directory, uint32_t slot):

@@ -306,7 +306,7 @@ def hash_of_key(int kind, uint64_t req_id, uint64_t prefix_id, uint64_t model_id
 
 
 def describe(Region directory, tuple words, uint32_t batch_index):
-    """(num_tensors, outer, rows, inner bytes) of the cache behind a key or cache id, or None; for messages only.
+    """(num_tensors, outer, rows, inner bytes, segment's serial) of the cache behind a key or cache id, or None; for messages.
 
     `words`: (kind, req_id, prefix_id, model_id), or (KEY_NONE, cache_id, 0, 0).
     """
@@ -323,7 +323,7 @@ def describe(Region directory, tuple words, uint32_t batch_index):
     if status != 0 or found.copy.num_tensors == 0:
         return None
     memcpy(&tensor, tensor_at(directory.address, found.copy.first_tensor), sizeof(TensorRecord))
-    return found.copy.num_tensors, tensor.outer, tensor.rows, tensor.inner
+    return found.copy.num_tensors, tensor.outer, tensor.rows, tensor.inner, found.copy.segment_serial
 
 
 NEVER = FIND_NEVER

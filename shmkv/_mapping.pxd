@@ -13,6 +13,10 @@ cdef enum:
     ATTACH_IDENTITY = -1007         # another incarnation, serial or generation than recorded
 
 
+cdef enum:
+    MAPPINGS_KEPT = 1024            # of one peer's segments; the least recently used one goes first
+
+
 cdef class Region:
     """A mapping that lives as long as anything refers to it; `exports` counts the views that somebody holds."""
     cdef char* address
@@ -27,12 +31,14 @@ cdef struct Attached:
     uint64_t nbytes
     uint64_t populated              # bytes from the start that have page-table entries
     char* address
+    uint64_t used                   # tick of the last use
 
 
 cdef struct AttachedTable:
     Attached* entries               # open addressing by serial; serial 0 = free
     uint32_t log2
     uint32_t count
+    uint64_t tick
 
 
 cdef void write_segment_header(Region region, uint64_t incarnation, uint64_t serial, uint64_t generation)

@@ -6,7 +6,7 @@ standard mmap module is not used here: it holds a duplicate of the descriptor fo
 """
 import os
 
-from libc.errno cimport EINVAL, ENOMEM, errno
+from libc.errno cimport EAGAIN, EINVAL, ENOMEM, errno
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
@@ -34,6 +34,7 @@ cdef extern from *:
         void *address = mmap(NULL, nbytes, protection, MAP_SHARED | (populate ? MAP_POPULATE : 0), fd, 0);
         if (address == MAP_FAILED) { *status = -errno; return NULL; }
         madvise(address, nbytes, MADV_DONTDUMP);
+        madvise(address, nbytes, MADV_HUGEPAGE);    /* where /dev/shm is mounted with huge=advise; refused elsewhere */
         *status = 0;
         return (char *)address;
     }
@@ -94,7 +95,8 @@ cdef class Region:
 
     @staticmethod
     def attach(str path, *, bint writable=False):
-        """Map a whole existing file of this user. FileNotFoundError, PermissionError (foreign) or OSError."""
+        """Map a whole existing file of this user. FileNotFoundError, PermissionError (foreign), BlockingIOError (its creator
+        has not sized it yet) or OSError."""
         cdef uint64_t nbytes = 0
         cdef bytes name = os.fsencode(path)
         cdef int fd = open_segment(name, writable, &nbytes)
@@ -103,6 +105,8 @@ cdef class Region:
                 raise PermissionError(EINVAL, f"{path} is not a regular file of this user with mode 0600")
             raise OSError(errno, f"cannot open {path}: {os.strerror(errno)}")
         try:
+            if nbytes == 0:
+                raise BlockingIOError(EAGAIN, f"{path} is empty: its creator has not sized it yet")
             return Region.map(fd, nbytes, writable=writable, populate=False)
         finally:
             close(fd)
@@ -130,6 +134,7 @@ cdef class Region:
 cdef int table_init(AttachedTable* table) noexcept nogil:
     table.log2 = 4
     table.count = 0
+    table.tick = 0
     table.entries = <Attached*>calloc(1 << table.log2, sizeof(Attached))
     return 0 if table.entries != NULL else -ENOMEM
 
@@ -157,7 +162,21 @@ cdef inline Attached* table_slot(AttachedTable* table, uint64_t serial) noexcept
 
 cdef Attached* table_find(AttachedTable* table, uint64_t serial) noexcept nogil:
     cdef Attached* entry = table_slot(table, serial)
-    return entry if entry.serial else NULL
+    if not entry.serial:
+        return NULL
+    table.tick += 1
+    entry.used = table.tick
+    return entry
+
+
+cdef int table_drop_oldest(AttachedTable* table) noexcept nogil:
+    """Unmap the segment that was not used for the longest time."""
+    cdef Attached* oldest = NULL
+    cdef uint32_t i
+    for i in range(<uint32_t>1 << table.log2):
+        if table.entries[i].serial and (oldest == NULL or table.entries[i].used < oldest.used):
+            oldest = &table.entries[i]
+    return table_drop(table, oldest.serial) if oldest != NULL else 0
 
 
 cdef int table_rebuild(AttachedTable* table, uint32_t log2, uint64_t without) noexcept nogil:
@@ -166,6 +185,7 @@ cdef int table_rebuild(AttachedTable* table, uint32_t log2, uint64_t without) no
     cdef uint32_t i
     next.log2 = log2
     next.count = 0
+    next.tick = table.tick
     next.entries = <Attached*>calloc(1 << log2, sizeof(Attached))
     if next.entries == NULL:
         return -ENOMEM
@@ -237,10 +257,12 @@ cdef int attach_segment(AttachedTable* table, const char* prefix, uint64_t incar
     cdef int fd, status = 0
     cdef Attached* entry
     cdef char* address
-    if (table.count + 1) * 2 > (<uint32_t>1 << table.log2):
+    if table.count >= MAPPINGS_KEPT:
+        status = table_drop_oldest(table)
+    elif (table.count + 1) * 2 > (<uint32_t>1 << table.log2):
         status = table_rebuild(table, table.log2 + 1, 0)
-        if status != 0:
-            return status
+    if status != 0:
+        return status
     snprintf(path, sizeof(path), b"%s%llx", prefix, <unsigned long long>serial)
     fd = open_segment(path, False, &size)
     if fd < 0:
@@ -262,6 +284,8 @@ cdef int attach_segment(AttachedTable* table, const char* prefix, uint64_t incar
     entry.nbytes = nbytes
     entry.populated = 0
     entry.address = address
+    table.tick += 1
+    entry.used = table.tick
     table.count += 1
     found[0] = entry
     return 0
@@ -294,6 +318,20 @@ cdef int populate(Attached* attached, uint64_t step) noexcept nogil:
             return status
         attached.populated += nbytes
     return attached.populated < attached.nbytes
+
+
+def layout_of(str path) -> str:
+    """Layout version and fingerprint of a segment, against ours, for a message; "" if it cannot be read."""
+    cdef Header copy
+    try:
+        region = Region.attach(path)
+    except OSError:
+        return ""
+    if region.nbytes < sizeof(Header):
+        return ""
+    memcpy(&copy, (<Region>region).address, sizeof(Header))
+    return (f"layout version {copy.version} with fingerprint {copy.fingerprint:#010x}, expected {LAYOUT_VERSION} with "
+            f"{layout_fingerprint():#010x}")
 
 
 def describe(int status) -> str:

@@ -23,6 +23,13 @@ cdef struct Shape:
     uint64_t inner
 
 
+cdef class ShapeList:
+    """Tensors of a cache as rows, for C; never changed once it is made."""
+    cdef Shape* shapes
+    cdef uint32_t* dtypes
+    cdef readonly uint32_t count
+
+
 cdef struct Selection:
     # What a call asks for, both sides spelt alike.
     int64_t size                    # bytes of each row, -1 = the rest of the destination row
@@ -48,6 +55,7 @@ cdef struct Span:
     uint64_t src_gap                # from the end of a piece to the next one
     uint64_t dst_gap
     uint64_t nbytes
+    uint64_t before                 # bytes of the plan's earlier spans
 
 
 cdef struct Plan:
@@ -55,6 +63,25 @@ cdef struct Plan:
     uint32_t count
     uint32_t capacity
     uint64_t nbytes                 # in all
+
+
+cdef enum:
+    PLANS_KEPT = 8
+
+
+cdef struct KeptPlan:
+    Selection want
+    uint64_t dst_number             # of the destination; numbers are never used again
+    uint64_t src_nbytes             # of the source's segment, for which the bounds were checked
+    uint64_t used                   # tick of the last use; 0 = empty
+    uint32_t src_count
+    Shape* src                      # private copies of the source's tensor records
+    Plan plan
+
+
+cdef struct KeptPlans:
+    KeptPlan kept[PLANS_KEPT]
+    uint64_t tick
 
 
 cdef inline void advance(Span* span, uint64_t step) noexcept nogil:
@@ -72,7 +99,11 @@ cdef inline void advance(Span* span, uint64_t step) noexcept nogil:
         span.dst_left = span.dst_inner
 
 
+cdef Span seek(const Plan* plan, uint64_t offset, uint32_t* number) noexcept nogil
 cdef int check_shape(const Shape* shape, uint64_t segment_nbytes) noexcept nogil
 cdef int check_destination(const Shape* dst, uint32_t dst_tensors, Selection* want) noexcept nogil
 cdef int build(Plan* plan, const Shape* src, uint32_t src_tensors, const Shape* dst, const Selection* want) noexcept nogil
 cdef void plan_free(Plan* plan) noexcept nogil
+cdef int plan_for(KeptPlans* plans, const char* records, uint32_t record_nbytes, uint32_t src_count, uint64_t src_rows,
+                  uint64_t src_nbytes, const Shape* dst, uint64_t dst_number, const Selection* want, Plan** plan) noexcept nogil
+cdef void plans_free(KeptPlans* plans) noexcept nogil

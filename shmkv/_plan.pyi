@@ -13,6 +13,11 @@ DAMAGED: Final[int]
 DIVISOR: Final[int]
 ARGUMENT_FAULTS: Final[frozenset[int]]
 
+class ShapeList:
+    def __init__(self, tensors: list[tuple[int, ...]]) -> None: ...
+    @property
+    def count(self) -> int: ...
+
 def runs(
     src: list[_Shape],
     dst: list[_Shape],

@@ -4,7 +4,29 @@
 Order of the checks and their answers: see `check_destination` (before any lock) and `build` (with the source in hand).
 """
 from libc.errno cimport ENOMEM
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcmp, memcpy
+
+
+cdef class ShapeList:
+    """From a list of (offset, nbytes, outer, rows, inner[, dtype]), in bytes from the segment's start; not empty."""
+
+    def __cinit__(self, list tensors):
+        cdef Shape* shape
+        cdef uint32_t i
+        self.count = len(tensors)
+        self.shapes = <Shape*>malloc(max(self.count, 1) * sizeof(Shape))
+        self.dtypes = <uint32_t*>malloc(max(self.count, 1) * sizeof(uint32_t))
+        if self.shapes == NULL or self.dtypes == NULL:
+            raise MemoryError(f"no memory for {self.count} shapes")
+        for i in range(self.count):
+            shape = &self.shapes[i]
+            shape.offset, shape.nbytes, shape.outer, shape.rows, shape.inner = tensors[i][:5]
+            self.dtypes[i] = tensors[i][5] if len(tensors[i]) > 5 else 0
+
+    def __dealloc__(self):
+        free(self.shapes)
+        free(self.dtypes)
 
 
 cdef int check_shape(const Shape* shape, uint64_t segment_nbytes) noexcept nogil:
@@ -89,16 +111,18 @@ cdef inline bint joins(const Span* before, const Span* span) noexcept nogil:
 
 
 cdef inline void add(Plan* plan, const Span* span) noexcept nogil:
-    cdef Span* before
-    plan.nbytes += span.nbytes
+    cdef Span* last
     if plan.count:
-        before = &plan.spans[plan.count - 1]
-        if joins(before, span):
-            before.nbytes += span.nbytes
-            before.src_left = before.dst_left = before.nbytes
+        last = &plan.spans[plan.count - 1]
+        if joins(last, span):
+            plan.nbytes += span.nbytes
+            last.nbytes += span.nbytes
+            last.src_left = last.dst_left = last.nbytes
             return
     plan.spans[plan.count] = span[0]
+    plan.spans[plan.count].before = plan.nbytes
     plan.count += 1
+    plan.nbytes += span.nbytes
 
 
 cdef int build(Plan* plan, const Shape* src, uint32_t src_tensors, const Shape* dst, const Selection* want) noexcept nogil:
@@ -135,10 +159,116 @@ cdef int build(Plan* plan, const Shape* src, uint32_t src_tensors, const Shape* 
     return 0
 
 
+cdef inline void skip(uint64_t* at, uint64_t* left, uint64_t inner, uint64_t gap, uint64_t nbytes) noexcept nogil:
+    """Go `nbytes` on along one side of a span, over as many pieces as that takes."""
+    cdef uint64_t pieces
+    if nbytes < left[0]:
+        at[0] += nbytes
+        left[0] -= nbytes
+        return
+    nbytes -= left[0]
+    pieces = nbytes // inner
+    nbytes -= pieces * inner
+    at[0] += left[0] + gap + pieces * (inner + gap) + nbytes
+    left[0] = inner - nbytes
+
+
+cdef Span seek(const Plan* plan, uint64_t offset, uint32_t* number) noexcept nogil:
+    """What is left of the span in which byte `offset` of a plan lies, and the span's number; `offset` is below plan.nbytes."""
+    cdef uint32_t low = 0, high = plan.count, middle
+    cdef Span span
+    while high - low > 1:
+        middle = (low + high) // 2
+        if plan.spans[middle].before <= offset:
+            low = middle
+        else:
+            high = middle
+    number[0] = low
+    span = plan.spans[low]
+    offset -= span.before
+    span.before += offset
+    span.nbytes -= offset
+    skip(&span.src, &span.src_left, span.src_inner, span.src_gap, offset)
+    skip(&span.dst, &span.dst_left, span.dst_inner, span.dst_gap, offset)
+    return span
+
+
 cdef void plan_free(Plan* plan) noexcept nogil:
     free(plan.spans)
     plan.spans = NULL
     plan.count = plan.capacity = 0
+
+
+# -- plans that are kept: a server pulls the same shape again and again -----------------------------------------------
+
+cdef bint is_for(const KeptPlan* kept, const char* records, uint32_t record_nbytes, uint32_t src_count, uint64_t src_nbytes,
+                 uint64_t dst_number, const Selection* want) noexcept nogil:
+    """Was this plan made from the same numbers? The source's are compared with what stands in shared memory now, the plan uses
+    its own copies of them."""
+    cdef uint32_t i
+    if kept.used == 0 or kept.dst_number != dst_number or kept.src_nbytes != src_nbytes or kept.src_count != src_count:
+        return False
+    if memcmp(&kept.want, want, sizeof(Selection)) != 0:
+        return False
+    for i in range(src_count):
+        if memcmp(&kept.src[i], records + <size_t>i * record_nbytes, sizeof(Shape)) != 0:
+            return False
+    return True
+
+
+cdef int plan_for(KeptPlans* plans, const char* records, uint32_t record_nbytes, uint32_t src_count, uint64_t src_rows,
+                  uint64_t src_nbytes, const Shape* dst, uint64_t dst_number, const Selection* want, Plan** plan) noexcept nogil:
+    """The plan for these tensor records and this selection: a kept one, or a new one in the place of the least recently used.
+
+    `records` stand in shared memory, `record_nbytes` apart, and begin with a Shape each. 0, PLAN_* or -ENOMEM.
+    """
+    cdef KeptPlan* place = &plans.kept[0]
+    cdef KeptPlan* kept
+    cdef int i, status
+    plans.tick += 1
+    for i in range(PLANS_KEPT):
+        kept = &plans.kept[i]
+        if is_for(kept, records, record_nbytes, src_count, src_nbytes, dst_number, want):
+            kept.used = plans.tick
+            plan[0] = &kept.plan
+            return 0
+        if kept.used < place.used:
+            place = kept
+    place.used = 0
+    status = copy_shapes(place, records, record_nbytes, src_count, src_rows, src_nbytes)
+    if status == 0:
+        status = build(&place.plan, place.src, src_count, dst, want)
+    if status != 0:
+        return status
+    memcpy(&place.want, want, sizeof(Selection))
+    place.dst_number = dst_number
+    place.src_nbytes = src_nbytes
+    place.used = plans.tick
+    plan[0] = &place.plan
+    return 0
+
+
+cdef int copy_shapes(KeptPlan* place, const char* records, uint32_t record_nbytes, uint32_t count, uint64_t rows,
+                     uint64_t nbytes) noexcept nogil:
+    """Private copies of the source's tensors, each checked: 0, PLAN_DAMAGED or -ENOMEM."""
+    cdef Shape* shapes = <Shape*>realloc(place.src, count * sizeof(Shape))
+    cdef uint32_t i
+    if shapes == NULL:
+        return -ENOMEM
+    place.src = shapes
+    place.src_count = count
+    for i in range(count):
+        memcpy(&shapes[i], records + <size_t>i * record_nbytes, sizeof(Shape))
+        if check_shape(&shapes[i], nbytes) != 0 or shapes[i].rows != rows:
+            return PLAN_DAMAGED
+    return 0
+
+
+cdef void plans_free(KeptPlans* plans) noexcept nogil:
+    cdef int i
+    for i in range(PLANS_KEPT):
+        free(plans.kept[i].src)
+        plan_free(&plans.kept[i].plan)
 
 
 # -- for tests: a plan as a Python value ------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ not give exported memory to another cache. Knows nothing of caches, keys or link
 """
 import numpy as np
 
-from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE
+from cpython.buffer cimport PyBUF_F_CONTIGUOUS, PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t
@@ -137,6 +137,8 @@ cdef class TensorView:
             raise BufferError("this view is read-only")
         if flags & PyBUF_FORMAT and not self.format:
             raise BufferError(f"the buffer protocol has no format for {self.dtype}: use numpy(), raw or from_dlpack")
+        if flags & PyBUF_F_CONTIGUOUS == PyBUF_F_CONTIGUOUS and len(self.shape) > 1 and flags & PyBUF_FORMAT:
+            raise BufferError("this view is C-contiguous, not Fortran-contiguous")
         buffer.obj = self
         buffer.buf = self.region.address + self.offset
         buffer.len = self.nbytes

@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 from shmkv import _link, _link_record, _lookup, segment
 from shmkv._core import LocalCache
 from shmkv._directory import Directory
-from shmkv._layout import ALIGNMENT, SEGMENT_DATA
+from shmkv._layout import SEGMENT_DATA
+from shmkv.cache_layout import CacheLayout
 from shmkv.config import Settings
 from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
-from shmkv.keys import CacheKey
+from shmkv.keys import KEY_REQUEST
 from shmkv.membership import Member, Namespace
 from shmkv.segment import Segment, SegmentPool
 from shmkv.types import CacheDesc
 
-KEY_NONE, KEY_REQUEST, KEY_PREFIX = 0, 1, 2
 REAP_INTERVAL_NS = 20_000_000
 
 KeyWords = tuple[int, int, int, int]
@@ -33,25 +33,29 @@ KeyWords = tuple[int, int, int, int]
 log = logging.getLogger("shmkv")
 
 
-def key_words(key: CacheKey) -> KeyWords:
-    """(kind, req_id, prefix_id, model_id) of a usable key, as the directory holds it."""
-    return (KEY_REQUEST if key.prefix_id == 2**64 - 1 else KEY_PREFIX, key.req_id, key.prefix_id, key.model_id)
-
-
 @dataclass
 class OwnCache:
     """One allocated cache of this cluster."""
 
     cache_id: int
-    desc: CacheDesc
+    layout: CacheLayout
     slot: int
     generation: int
     segment: Segment
     local: LocalCache
-    offsets: list[int]              # of the tensors, in bytes from the segment's start
     blocks_model_id: int | None = None      # a blocks cache's key
     id_alive: bool = True
     retired: bool = field(default=False, init=False)
+
+    @property
+    def desc(self) -> CacheDesc:
+        """What was asked for at allocation."""
+        return self.layout.desc
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Of the tensors, in bytes from the segment's start."""
+        return self.layout.offsets
 
 
 class OwnerLock:
@@ -61,27 +65,17 @@ class OwnerLock:
         self._lock = threading.Lock()
         self._holder = 0
 
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         me = threading.get_ident()
         if self._holder == me or _link.inside_call():
             raise LLMException("called from a signal handler that interrupted a call of this cluster",
                                status_code=LLMStatusCode.LLM_LINK_BUSY)
-        with self._lock:
-            self._holder = me
-            try:
-                yield
-            finally:
-                self._holder = 0
+        self._lock.acquire()
+        self._holder = me
 
-
-def layout(desc: CacheDesc) -> tuple[list[tuple[int, int, int, int, int, int]], int]:
-    """Tensors one after the other, each on a 64-byte boundary: (offset, nbytes, outer, rows, inner, dtype) each, and the bytes
-    they take."""
-    geometry = desc.row_geometry
-    pitch = -(-desc.size // ALIGNMENT) * ALIGNMENT
-    shape = (desc.size, geometry.outer, geometry.rows, geometry.inner_nbytes, desc.data_type.value)
-    return [(SEGMENT_DATA + i * pitch, *shape) for i in range(desc.num_tensors)], pitch * desc.num_tensors
+    def __exit__(self, *_: object) -> None:
+        self._holder = 0
+        self._lock.release()
 
 
 class OwnCaches:
@@ -120,29 +114,28 @@ class OwnCaches:
 
     # -- making -----------------------------------------------------------------------------------------------------
 
-    def allocate_blocks(self, desc: CacheDesc, model_id: int | None, *, publish: bool, zero: bool) -> OwnCache:
+    def allocate_blocks(self, wanted: CacheLayout, model_id: int | None, *, publish: bool, zero: bool) -> OwnCache:
         """A new blocks cache; `model_id` is its key for as long as it lives, None for a cache without a key."""
         if model_id is not None and any(cache.blocks_model_id == model_id and cache.id_alive for cache in self):
             raise LLMParamError(f"blocks key (model_id {model_id}) is bound to a living cache already")
-        cache = self.allocate(desc, {}, publish=publish, zero=zero)
+        cache = self.allocate(wanted, {}, publish=publish, zero=zero)
         cache.blocks_model_id = model_id
         self._directory.mark_blocks(cache.slot, model_id)
         return cache
 
-    def allocate(self, desc: CacheDesc, keys: dict[int, KeyWords], *, publish: bool, zero: bool) -> OwnCache:
+    def allocate(self, wanted: CacheLayout, keys: dict[int, KeyWords], *, publish: bool, zero: bool) -> OwnCache:
         """A new cache with its rows bound to `keys`. LLMParamError if a key is bound to a living cache; nothing is left of a
         failed call."""
         self.collect()
         self._namespace.check_own_life(self._member)
         for row, words in keys.items():
             self._check_unbound(row, words)
-        shapes, nbytes = layout(desc)
-        with self._memory(desc, nbytes):
-            made, fresh = self._pool.take(nbytes)
+        with self._memory(wanted):
+            made, fresh = self._pool.take(wanted.nbytes, self._make_room)
             try:
                 if zero and not fresh:
-                    made.region.clear(SEGMENT_DATA, nbytes)
-                cache = self._record(desc, made, shapes, publish)
+                    made.region.clear(SEGMENT_DATA, wanted.nbytes)
+                cache = self._record(wanted, made, publish)
             except BaseException:
                 self._pool.give(made)
                 raise
@@ -151,35 +144,34 @@ class OwnCaches:
                 self._directory.bind(cache.slot, row, words)
         except (MemoryError, OSError) as error:
             self.deallocate(cache.cache_id)
-            raise self._no_memory(desc, nbytes, error) from error
+            raise self._no_memory(wanted, error) from error
         return cache
 
-    def _record(self, desc: CacheDesc, made: Segment, shapes: list[tuple[int, int, int, int, int, int]],
-                publish: bool) -> OwnCache:
-        local = LocalCache(made.region, [shape[:5] for shape in shapes])
+    def _record(self, wanted: CacheLayout, made: Segment, publish: bool) -> OwnCache:
+        local = LocalCache(made.region, wanted.tensors)
         slot, generation = self._directory.insert(
-            made.region, cache_id=self._next_id, serial=made.serial, tensors=shapes, num_rows=shapes[0][3],
-            published=desc.num_tensors if publish else 0)
-        cache = OwnCache(self._next_id, desc, slot, generation, made, local, [shape[0] for shape in shapes])
+            made.region, cache_id=self._next_id, serial=made.serial, tensors=wanted.tensors, num_rows=wanted.rows,
+            published=wanted.desc.num_tensors if publish else 0)
+        cache = OwnCache(self._next_id, wanted, slot, generation, made, local)
         self._next_id += 1
         self._by_id[cache.cache_id] = self._by_slot[slot] = cache
         return cache
 
     @contextmanager
-    def _memory(self, desc: CacheDesc, nbytes: int) -> Iterator[None]:
+    def _memory(self, wanted: CacheLayout) -> Iterator[None]:
         try:
-            self._make_room(nbytes)
             yield
         except (MemoryError, OSError) as error:
-            raise self._no_memory(desc, nbytes, error) from error
+            raise self._no_memory(wanted, error) from error
 
     def _make_room(self, nbytes: int) -> None:
         """Before memory is said to be short, what the dead left is removed."""
-        if segment.free_nbytes() < nbytes + SEGMENT_DATA:
+        if segment.free_nbytes() < nbytes:
             with self._namespace.cold(self._settings.sync_kv_timeout_ms):
                 self._namespace.sweep()
 
-    def _no_memory(self, desc: CacheDesc, nbytes: int, error: BaseException) -> LLMException:
+    def _no_memory(self, wanted: CacheLayout, error: BaseException) -> LLMException:
+        desc, nbytes = wanted.desc, wanted.nbytes
         number = getattr(error, "errno", None)
         if number not in (None, errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
             return LLMException(f"cannot allocate {desc!r}: {error}")
@@ -215,7 +207,7 @@ class OwnCaches:
                     self._directory.publish(cache.slot, row, 0)
                 self._directory.bind(cache.slot, row, words)
         except (MemoryError, OSError) as error:
-            raise self._no_memory(cache.desc, 0, error) from error
+            raise self._no_memory(cache.layout, error) from error
 
     def unbind(self, cache: OwnCache, rows: Iterable[int]) -> None:
         """Take the keys of rows away; a pull that is in one of them answers "not there"."""

@@ -1,6 +1,7 @@
 """One initialised cluster: its place in the namespace, its directory, its caches, its links."""
 from __future__ import annotations
 
+import errno
 import logging
 import os
 
@@ -20,9 +21,9 @@ log = logging.getLogger("shmkv")
 
 def _choose_kernel(settings: Settings) -> None:
     try:
-        _copy.configure(settings.kernel, settings.nt_threshold)
+        _copy.configure(settings.kernel, settings.nt_threshold, settings.copy_threads)
     except ValueError as error:
-        raise LLMParamError(f"SHMKV_KERNEL or SHMKV_NT_THRESHOLD: {error}") from error
+        raise LLMParamError(f"SHMKV_KERNEL, SHMKV_NT_THRESHOLD or SHMKV_COPY_THREADS: {error}") from error
 
 
 class Cluster:
@@ -37,14 +38,17 @@ class Cluster:
         self.link_addresses: set[int] = set()       # of the records that this cluster made elsewhere; kept by link.py
         self._epoch = _life.epoch()
         self.is_closed = False
-        self.namespace, self.member = Namespace.join(settings.namespace, cluster_id, int(role))
+        try:
+            self.namespace, self.member = Namespace.join(settings.namespace, cluster_id, int(role))
+        except OSError as error:
+            raise self._no_files(error) from error
         _link_record.set_own(self.member.incarnation)
         try:
             self._make_directory()
         except BaseException as error:
             self._leave()
             if isinstance(error, OSError):
-                raise self._no_directory(error) from error
+                raise self._no_files(error) from error
             raise
 
     def _make_directory(self) -> None:
@@ -62,12 +66,17 @@ class Cluster:
     def _reserve(self, offset: int, nbytes: int) -> None:
         segment.reserve(self._fd, offset, nbytes)
 
-    def _no_directory(self, error: OSError) -> LLMException:
-        return LLMException(f"cannot make a directory in {segment.SHM_DIR} ({segment.free_nbytes()} bytes free): {error}",
-                            status_code=self.settings.out_of_memory_status)
+    def _no_files(self, error: OSError) -> LLMException:
+        """What to say when the control structures cannot be made."""
+        short = error.errno in (errno.ENOSPC, errno.ENOMEM)
+        free = f" ({segment.free_nbytes()} bytes free)" if os.path.isdir(segment.SHM_DIR) else ""
+        return LLMException(f"cannot make the control structures in {segment.SHM_DIR}{free}: {error}",
+                            status_code=self.settings.out_of_memory_status if short else LLMStatusCode.LLM_FAILED)
 
     def check_usable(self) -> None:
         """LLM_ENGINE_FINALIZED after close, LLM_FAILED in a forked child."""
+        if not self.is_closed and _life.epoch() == self._epoch:
+            return
         if self.is_closed:
             raise LLMException("the cluster was finalized", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED)
         if self.is_forked:

@@ -4,6 +4,7 @@ A request id or prefix id of ``U64MAX`` means "none".
 """
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,11 @@ from shmkv.checks import UINT64_MAX, check_int64, check_uint32, check_uint64
 from shmkv.errors import LLMParamError
 
 U64MAX = UINT64_MAX
+
+# What a key is for the core: six 64-bit numbers, made once, since the same key may be pulled by a thousand times a second:
+# cluster id, kind, then the words of the record (or the cache id), and the row for a cache id. `words` has those of the record.
+KEY_NONE, KEY_REQUEST, KEY_PREFIX, KEY_UNUSABLE = 0, 1, 2, 255
+_PACK = struct.Struct("=6Q").pack
 
 
 class _Key:
@@ -74,6 +80,9 @@ class CacheKey(_Key):
         self._model_id = check_uint64("model_id", bound.get("model_id", 0))
         self._prefix_id = check_uint64("prefix_id", bound.get("prefix_id", U64MAX))
         self._identity = (self._cluster_id, self._req_id, self._model_id, self._prefix_id)
+        kind = (KEY_REQUEST if self._prefix_id == U64MAX else KEY_PREFIX) if self.is_usable else KEY_UNUSABLE
+        self.packed = _PACK(self._cluster_id, kind, self._req_id, self._prefix_id, self._model_id, 0)
+        self.words = (kind, self._req_id, self._prefix_id, self._model_id)
 
     @property
     def cluster_id(self) -> int:
@@ -163,6 +172,7 @@ class CacheKeyByIdAndIndex(_Key):
         self._cache_id = check_int64("cache_id", cache_id)
         self._batch_index = check_uint32("batch_index", batch_index)
         self._identity = (self._cluster_id, self._cache_id, self._batch_index)
+        self.packed = _PACK(self._cluster_id, KEY_NONE, max(self._cache_id, 0), 0, 0, self._batch_index)
 
     @property
     def cluster_id(self) -> int:

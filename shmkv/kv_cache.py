@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from shmkv import _life
 from shmkv._mapping import Region
 from shmkv._view import TensorView
+from shmkv.caches import OwnCache
 from shmkv.checks import check_int64, check_sequence, check_type, wrong_type
 from shmkv.errors import LLMParamError
 from shmkv.types import CacheDesc, DataType, Placement, storage_dtype
@@ -44,12 +45,15 @@ class KvCache:
     and is empty after deallocate; `tensors` are zero-copy views, in the same order.
     """
 
-    def __init__(self, cache_id: int, cache_desc: CacheDesc, per_device_tensor_addrs: list[list[int]],
-                 kv_cache_manager: KvCacheManager | None = None) -> None:
+    def __init__(self, cache_id: int, cache_desc: CacheDesc, per_device_tensor_addrs: list[list[int]] | None,
+                 kv_cache_manager: KvCacheManager | None = None, own: OwnCache | None = None) -> None:
         self._cache_id = check_int64("cache_id", cache_id)
         self._cache_desc = check_type("cache_desc", cache_desc, CacheDesc)
-        self._addrs = check_type("per_device_tensor_addrs", per_device_tensor_addrs, list)
+        self._addrs = per_device_tensor_addrs       # None: worked out when asked for
         self._manager = kv_cache_manager
+        self._own = own                             # None once it was deallocated, and for own memory of the caller
+        self._local = None if own is None else own.local
+        self._is_host = cache_desc.placement == Placement.HOST
         self._tensors: tuple[TensorView, ...] = ()
         self._epoch = _life.epoch()
         self._is_valid = True
@@ -91,6 +95,7 @@ class KvCache:
         self._is_valid = False
         self._addrs = []
         self._tensors = ()
+        self._own = self._local = None
 
     @property
     def cache_id(self) -> int:
@@ -105,6 +110,9 @@ class KvCache:
     @property
     def per_device_tensor_addrs(self) -> list[list[int]]:
         """Addresses of the tensors in this process: one inner list, empty list after deallocate."""
+        if self._addrs is None:
+            own = self._own
+            self._addrs = [] if own is None else [[own.segment.region.base + offset for offset in own.offsets]]
         return self._addrs
 
     @property
@@ -117,7 +125,7 @@ class KvCache:
     @property
     def is_host(self) -> bool:
         """Is this own memory of the caller?"""
-        return self._cache_desc.placement == Placement.HOST
+        return self._is_host
 
     def __del__(self) -> None:
         # Takes no lock and raises nothing: the id goes into a queue that the manager's next call drains. The attributes are
@@ -127,7 +135,7 @@ class KvCache:
             manager._drop(self._cache_id)
 
     def __repr__(self) -> str:
-        return f"KvCache(cache_id = {self._cache_id}, num_devices = {max(len(self._addrs), 1)})"
+        return f"KvCache(cache_id = {self._cache_id}, num_devices = {max(len(self.per_device_tensor_addrs), 1)})"
 
 
 def check_kv_cache(name: str, cache: object) -> KvCache:

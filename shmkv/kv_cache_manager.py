@@ -7,35 +7,44 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from shmkv import transfer
+from shmkv import _copy, _pull, transfer
+from shmkv._pull import PreparedPull
 from shmkv._view import TensorView
-from shmkv.caches import KeyWords, OwnCache, key_words
+from shmkv.cache_layout import CacheLayout, layout
+from shmkv.caches import KeyWords, OwnCache
 from shmkv.checks import (
-    UINT32_MAX,
     check_bool,
     check_copy_size,
     check_dict,
     check_int32,
     check_int64,
-    check_optional_layer_range,
     check_optional_offset,
     check_positive,
     check_sequence,
     check_type,
     check_uint32,
     check_uint64,
-    wrong_type,
 )
 from shmkv.cluster import Cluster
 from shmkv.errors import LLMParamError
-from shmkv.keys import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
+from shmkv.keys import KEY_UNUSABLE, BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
 from shmkv.kv_cache import KvCache, check_kv_cache, make_view
 from shmkv.link import Links
+from shmkv.pull_arguments import (
+    ALL_TENSORS,
+    PULL_KEYS,
+    LastPull,
+    PullRequest,
+    check_device,
+    check_ranges,
+    check_usable_key,
+)
+from shmkv.pull_failure import PullKey
 from shmkv.tensor import Tensor, TensorDesc
 from shmkv.types import CacheDesc, LLMRole, Placement
 
-RANGE_LIMIT = UINT32_MAX + 1
-PullKey = CacheKey | CacheKeyByIdAndIndex
+KIND_BYTE = 8                       # of a packed key: cluster id first, then the kind
+ANY_KEY = CacheKeyByIdAndIndex(0, 0)
 
 
 class KvCacheManager:
@@ -60,18 +69,11 @@ class KvCacheManager:
     @staticmethod
     def check_cache_key(cache_key: CacheKey) -> None:
         """LLMParamError unless exactly one of req_id and prefix_id is given (the other is 2**64 - 1)."""
-        check_type("cache_key", cache_key, CacheKey)
-        if not cache_key.is_usable:
-            raise LLMParamError(f"argument 'cache_key' must have exactly one of req_id and prefix_id, got {cache_key!r}")
+        check_usable_key(cache_key)
 
     def _own(self, cache: KvCache) -> OwnCache:
         """The living cache behind a handle; LLM_KV_CACHE_NOT_EXIST otherwise."""
         return self._cluster.caches.get(cache.cache_id)
-
-    @staticmethod
-    def _check_device(name: str, cache: KvCache) -> None:
-        if cache.is_host:
-            raise LLMParamError(f"argument '{name}' must have placement DEVICE, got {cache.cache_desc.placement!s}")
 
     # -- memory -----------------------------------------------------------------------------------------------------
 
@@ -89,13 +91,13 @@ class KvCacheManager:
         self._cluster.check_usable()
         check_type("cache_desc", cache_desc, CacheDesc)
         keys = check_sequence("cache_keys", cache_keys, CacheKey)
-        desc = self._check_allocation(cache_desc, publish, zero)
+        wanted = self._check_allocation(cache_desc, publish, zero)
         if keys:
             self._check_role("allocate_cache with cache_keys", LLMRole.PROMPT)
-        rows = self._rows_of_keys(keys, desc)
-        with self._cluster.lock():
-            own = self._cluster.caches.allocate(desc, rows, publish=publish, zero=zero)
-        return self._hand_out(own, cache_desc)
+        rows = self._rows_of_keys(keys, wanted.rows)
+        with self._cluster.lock:
+            own = self._cluster.caches.allocate(wanted, rows, publish=publish, zero=zero)
+        return KvCache(own.cache_id, cache_desc, None, self, own)
 
     def allocate_blocks_cache(self, cache_desc: CacheDesc, blocks_cache_key: BlocksCacheKey | None = None, *,
                               publish: bool = True, zero: bool = False) -> KvCache:
@@ -110,55 +112,50 @@ class KvCacheManager:
         check_type("cache_desc", cache_desc, CacheDesc)
         if blocks_cache_key is not None:
             check_type("blocks_cache_key", blocks_cache_key, BlocksCacheKey)
-        desc = self._check_allocation(cache_desc, publish, zero)
-        if desc.batch_dim != 0:
-            raise LLMParamError(f"argument 'cache_desc' must have batch_dim_index 0 for blocks, got {desc.batch_dim}")
+        wanted = self._check_allocation(cache_desc, publish, zero)
+        if wanted.desc.batch_dim != 0:
+            raise LLMParamError(f"argument 'cache_desc' must have batch_dim_index 0 for blocks, got {wanted.desc.batch_dim}")
         if blocks_cache_key is not None:
             self._check_role("allocate_blocks_cache with blocks_cache_key", LLMRole.PROMPT, LLMRole.MIX)
         model_id = None if blocks_cache_key is None else blocks_cache_key.model_id
-        with self._cluster.lock():
-            own = self._cluster.caches.allocate_blocks(desc, model_id, publish=publish, zero=zero)
-        return self._hand_out(own, cache_desc)
+        with self._cluster.lock:
+            own = self._cluster.caches.allocate_blocks(wanted, model_id, publish=publish, zero=zero)
+        return KvCache(own.cache_id, cache_desc, None, self, own)
 
     @staticmethod
-    def _check_allocation(cache_desc: CacheDesc, publish: bool, zero: bool) -> CacheDesc:
-        """What every allocation asks for; a snapshot, since the caller's description may change later."""
+    def _check_allocation(cache_desc: CacheDesc, publish: bool, zero: bool) -> CacheLayout:
+        """What every allocation asks for."""
         check_bool("publish", publish)
         check_bool("zero", zero)
-        desc = cache_desc.snapshot()
-        desc.validate_for_allocation()
-        if desc.placement != Placement.DEVICE:
-            raise LLMParamError(f"argument 'cache_desc' must have placement DEVICE, got {desc.placement!s}")
-        return desc
+        wanted = layout(cache_desc)
+        if wanted.desc.placement != Placement.DEVICE:
+            raise LLMParamError(f"argument 'cache_desc' must have placement DEVICE, got {wanted.desc.placement!s}")
+        return wanted
 
-    def _hand_out(self, own: OwnCache, cache_desc: CacheDesc) -> KvCache:
-        base = own.segment.region.base
-        return KvCache(own.cache_id, cache_desc, [[base + offset for offset in own.offsets]], self)
-
-    def _rows_of_keys(self, keys: Sequence[CacheKey], desc: CacheDesc) -> dict[int, KeyWords]:
+    def _rows_of_keys(self, keys: Sequence[CacheKey], batch_size: int) -> dict[int, KeyWords]:
         """Row -> key; padding keys name nothing, of equal keys the last one counts."""
-        if len(keys) > desc.batch_size:
-            raise LLMParamError(f"argument 'cache_keys' has {len(keys)} keys for a batch size of {desc.batch_size}")
+        if len(keys) > batch_size:
+            raise LLMParamError(f"argument 'cache_keys' has {len(keys)} keys for a batch size of {batch_size}")
         rows: dict[KeyWords, int] = {}
         for row, key in enumerate(keys):
             if not key.is_padding:
-                self.check_cache_key(key)
-                rows[key_words(key)] = row
+                check_usable_key(key)
+                rows[key.words] = row
         return {row: words for words, row in rows.items()}
 
     def deallocate_cache(self, cache: KvCache) -> None:
         """Drop the id reference; the memory goes when no key is left and nobody reads it. Twice is no error."""
         self._cluster.check_usable()
         check_kv_cache("cache", cache)
-        self._check_device("cache", cache)
-        with self._cluster.lock():
+        check_device("cache", cache)
+        with self._cluster.lock:
             cache._close()
             self._cluster.caches.deallocate(cache.cache_id)
 
     def collect(self) -> int:
         """Free now what nobody uses any more: bytes given back to the system."""
         self._cluster.check_usable()
-        with self._cluster.lock():
+        with self._cluster.lock:
             return self._cluster.caches.collect()
 
     def _drop(self, cache_id: int) -> None:
@@ -180,8 +177,8 @@ class KvCacheManager:
         check_type("cache_key", cache_key, CacheKey)
         if cache_key.is_padding:
             return
-        with self._cluster.lock():
-            self._cluster.caches.remove_key(key_words(cache_key))
+        with self._cluster.lock:
+            self._cluster.caches.remove_key(cache_key.words)
 
     def bind(self, cache: KvCache, keys: dict[int, CacheKey], *, publish: bool = True) -> None:
         """Name rows of a cache at run time: {batch index: key}. A row that had a key loses it.
@@ -193,11 +190,11 @@ class KvCacheManager:
         check_dict("keys", keys, int, CacheKey)
         check_bool("publish", publish)
         for key in keys.values():
-            self.check_cache_key(key)
-        words = {row: key_words(key) for row, key in keys.items()}
+            check_usable_key(key)
+        words = {row: key.words for row, key in keys.items()}
         if len(set(words.values())) != len(words):
             raise LLMParamError("argument 'keys' names two rows by one key")
-        with self._cluster.lock():
+        with self._cluster.lock:
             own = self._own(cache)
             self._check_rows(own, words)
             self._cluster.caches.bind(own, words, publish=publish)
@@ -206,7 +203,7 @@ class KvCacheManager:
         """Take the keys of rows away before they are filled again: a pull that is in one of them fails."""
         self._check_role("unbind", LLMRole.PROMPT)
         check_kv_cache("cache", cache)
-        with self._cluster.lock():
+        with self._cluster.lock:
             own = self._own(cache)
             self._cluster.caches.unbind(own, self._check_rows(own, rows))
 
@@ -218,7 +215,7 @@ class KvCacheManager:
         check_positive("tensor_num_per_layer", check_uint32("tensor_num_per_layer", tensor_num_per_layer))
         if layers is not None:
             check_uint32("layers", layers)
-        with self._cluster.lock():
+        with self._cluster.lock:
             own = self._own(cache)
             tensors = own.desc.num_tensors if layers is None else layers * tensor_num_per_layer
             if tensors > own.desc.num_tensors:
@@ -254,33 +251,60 @@ class KvCacheManager:
                 timeout, an interrupt or the peer's death may bytes of the destination have changed; the key stays.
         """
         self._check_role("pull_cache", LLMRole.DECODER)
-        if not isinstance(cache_key, (CacheKey, CacheKeyByIdAndIndex)):
-            raise wrong_type("cache_key", cache_key, CacheKey, CacheKeyByIdAndIndex)
+        if type(cache_key) not in PULL_KEYS:
+            check_type("cache_key", cache_key, *PULL_KEYS)
         check_kv_cache("kv_cache", kv_cache)
-        self._check_device("kv_cache", kv_cache)
-        check_copy_size("size", size)
-        check_uint32("batch_index", batch_index)
-        window = transfer.Window(size, check_optional_offset("src_cache_offset", src_cache_offset),
-                                 check_optional_offset("dst_cache_offset", dst_cache_offset))
-        if isinstance(cache_key, CacheKey):
-            self.check_cache_key(cache_key)
-        tensors = self._check_ranges(kv_cache, src_layer_range, dst_layer_range, tensor_num_per_layer)
-        transfer.pull(self._cluster, self._links, cache_key, self._own(kv_cache), batch_index, window, tensors)
+        check_device("kv_cache", kv_cache)
+        if type(size) is not int or size < -1 or size == 0 or size >> 63 > 0 or type(batch_index) is not int or batch_index >> 32:
+            check_copy_size("size", size)
+            check_uint32("batch_index", batch_index)
+        if src_cache_offset is not None or dst_cache_offset is not None:
+            check_optional_offset("src_cache_offset", src_cache_offset)
+            check_optional_offset("dst_cache_offset", dst_cache_offset)
+        if cache_key.packed[KIND_BYTE] == KEY_UNUSABLE:
+            check_usable_key(cache_key)
+        tensors = ALL_TENSORS
+        if src_layer_range is not None or dst_layer_range is not None or tensor_num_per_layer != 2:
+            tensors = check_ranges(kv_cache, src_layer_range, dst_layer_range, tensor_num_per_layer)
+        transfer.pull(self._cluster, self._links, cache_key, kv_cache._local or self._own(kv_cache).local, kv_cache._cache_desc,
+                      (size, src_cache_offset or 0, dst_cache_offset or 0, 0, batch_index, *tensors),
+                      src_cache_offset is None and dst_cache_offset is None)
 
-    @staticmethod
-    def _check_ranges(kv_cache: KvCache, src: range | None, dst: range | None, per_layer: int) -> transfer.Tensors:
-        check_positive("tensor_num_per_layer", check_uint32("tensor_num_per_layer", per_layer))
-        check_optional_layer_range("src_layer_range", src, below=RANGE_LIMIT)
-        check_optional_layer_range("dst_layer_range", dst, below=RANGE_LIMIT)
-        if src is None and dst is None and per_layer == 2:
-            return transfer.ALL_TENSORS
-        if src is not None and dst is not None and len(src) != len(dst):
-            raise LLMParamError(f"src_layer_range {src} and dst_layer_range {dst} must have the same length")
-        tensors = kv_cache.cache_desc.num_tensors
-        if per_layer != 2 and (per_layer > tensors or ((src or dst) and tensors % per_layer)):
-            raise LLMParamError(f"argument 'tensor_num_per_layer' must divide the {tensors} tensors of the cache, got {per_layer}")
-        divisor = per_layer if per_layer != 2 and (src or dst) else 0
-        return transfer.Tensors(_tensors(src, per_layer), _tensors(dst, per_layer), divisor)
+    def prepare_pull(self, kv_cache: KvCache, *, batch_index: int = 0, size: int = -1, src_layer_range: range | None = None,
+                     dst_layer_range: range | None = None, src_cache_offset: int | None = None,
+                     dst_cache_offset: int | None = None, tensor_num_per_layer: int = 2) -> PreparedPull:
+        """A `pull_cache` with everything but the key settled and checked: call what is returned with a key, as often as needed.
+
+        It answers what the plain call would, also after the peer restarted or the caches changed. Raises as `pull_cache` does
+        for these arguments.
+        """
+        self._check_role("prepare_pull", LLMRole.DECODER)
+        request = PullRequest(ANY_KEY, kv_cache, batch_index, size, src_layer_range=src_layer_range,
+                              dst_layer_range=dst_layer_range, src_cache_offset=src_cache_offset,
+                              dst_cache_offset=dst_cache_offset, tensor_num_per_layer=tensor_num_per_layer)
+        own = self._own(kv_cache)
+
+        def plain(cache_key: PullKey) -> None:
+            self.pull_cache(cache_key, kv_cache, batch_index, size, src_layer_range=src_layer_range,
+                            dst_layer_range=dst_layer_range, src_cache_offset=src_cache_offset,
+                            dst_cache_offset=dst_cache_offset, tensor_num_per_layer=tensor_num_per_layer)
+
+        return transfer.prepare(self._cluster, self._links, own.local, own.desc, request.select, request.consumes, plain)
+
+    def pull_many(self, requests: Sequence[PullRequest]) -> None:
+        """Several pulls in one call (role DECODER), in order; neighbours from one cluster share one lock and one deadline.
+
+        The first request that fails ends the call: its exception has its place in `failed_request`, those before it are done and
+        those behind it are not. All destinations of neighbours are checked before their first byte.
+        """
+        self._check_role("pull_many", LLMRole.DECODER)
+        transfer.pull_many(self._cluster, self._links, [
+            (request.cache_key, request.kv_cache._local or self._own(request.kv_cache).local, request.kv_cache._cache_desc,
+             request.select, request.consumes) for request in check_sequence("requests", requests, PullRequest)])
+
+    def last_pull(self) -> LastPull:
+        """What the calling thread's last successful pull or copy did; zeros before the first."""
+        return LastPull(*_pull.last_pull(), str(_copy.current()["kernel"]))
 
     def copy_cache(self, dst: KvCache, src: KvCache, dst_batch_index: int = 0, src_batch_index: int = 0, offset: int = 0,
                    size: int = -1, req_id: int | None = None) -> None:
@@ -295,15 +319,15 @@ class KvCacheManager:
         self._cluster.check_usable()
         check_kv_cache("dst", dst)
         check_kv_cache("src", src)
-        self._check_device("dst", dst)
-        self._check_device("src", src)
+        check_device("dst", dst)
+        check_device("src", src)
         check_uint32("dst_batch_index", dst_batch_index)
         check_uint32("src_batch_index", src_batch_index)
         check_uint64("offset", offset)
         check_copy_size("size", check_int64("size", size))
         if req_id is not None:
             check_type("req_id", req_id, int)
-        with self._cluster.lock():
+        with self._cluster.lock:
             source, target = self._own(src), self._own(dst)
             source.local.count_in()
         try:
@@ -324,10 +348,3 @@ class KvCacheManager:
         own = self._own(cache)
         view = make_view(own.segment.region, own.offsets[tensor_index], own.desc)
         return [Tensor._over(view.numpy(), TensorDesc(own.desc.data_type, own.desc.shape))]
-
-
-def _tensors(layers: range | None, per_layer: int) -> tuple[int, int]:
-    """(first tensor, how many) of a layer range; numbers beyond 32 bits are as good as any that no cache has."""
-    if layers is None:
-        return 0, -1
-    return min(layers.start * per_layer, UINT32_MAX), min(len(layers) * per_layer, UINT32_MAX)

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from shmkv import _link, _link_record, _members, segment
+from shmkv import _acceptor, _link, _link_record, _members, segment
 from shmkv._layout import LINKS_LIMIT, VERSION
 from shmkv._link import LinkHandle
 from shmkv._mapping import Region
@@ -47,8 +47,9 @@ class Links:
         return self._handles.get(cluster_id)
 
     def is_linked(self, cluster_id: int) -> bool:
-        """Was a link made and not removed from this side?"""
-        return cluster_id in self._handles
+        """Was a link made that neither side has removed? A link to a dead peer counts until it is unlinked."""
+        handle = self._handles.get(cluster_id)
+        return cluster_id in self._handles and (handle is None or handle.look() != _link.ENDED)
 
     def check(self, cluster_id: int) -> None:
         """Return if the link can be used; LLM_NOT_YET_LINK, LLM_LINK_BUSY, or the timeout status if the peer is gone. Waits for
@@ -111,6 +112,7 @@ class Links:
             elif self.is_linked(cluster_id):
                 results[place] = LLMStatusCode.LLM_ALREADY_LINK
             else:
+                self._forget_removed(cluster_id)
                 waiting.append(place)
         while waiting:
             for place in list(waiting):
@@ -126,14 +128,39 @@ class Links:
             results[place] = self._not_found(cluster_ids[place])
         return [results[place] for place in range(len(cluster_ids))]
 
+    def _forget_removed(self, cluster_id: int) -> None:
+        """Give back our side of a link that the peer removed."""
+        handle = self._handles.pop(cluster_id, None)
+        if handle is not None:
+            self._closing.append(handle)
+            self._sweep_closing()
+
     def _not_found(self, cluster_id: int) -> LLMStatusCode:
         """Nobody with that id appeared in time; say so, and whether one lives under another layout."""
         others = self._cluster.namespace.versions_of(cluster_id)
         if others:
             return self._failed(cluster_id, f"cluster {cluster_id} lives under another layout version ({', '.join(others)}); "
                                             f"this process has {self._cluster.namespace.name}.members.v{VERSION}")
+        recorded = [member for member in self.members() if member.cluster_id == cluster_id]
+        living = [member for member in recorded if self._cluster.namespace.lives(member)]
+        if recorded and not living:
+            return self._failed(cluster_id, f"cluster {cluster_id} is dead: only its record is left")
+        if living:
+            self._note(cluster_id, f"cluster {cluster_id} lives, but was not ready in time: {self._fault_of(living[0])}")
+            return self._cluster.settings.timeout_status
         self._note(cluster_id, f"cluster {cluster_id} did not appear in namespace {self._cluster.namespace.name!r}")
         return self._cluster.settings.timeout_status
+
+    def _fault_of(self, member: Member) -> str:
+        """What is wrong with a living member's directory."""
+        try:
+            directory = Region.attach(self._path(member))
+        except OSError as error:
+            return str(error)
+        return _members.header_fault(directory, "directory", member.incarnation) or "it is being finalized"
+
+    def _path(self, member: Member) -> str:
+        return f"{segment.SHM_DIR}/{self._cluster.namespace.name}.{member.directory}"
 
     def _note(self, cluster_id: int, text: str) -> None:
         self.last_failure[cluster_id] = text
@@ -163,11 +190,11 @@ class Links:
     def _claim(self, member: Member) -> LLMStatusCode | None:
         """Under the cold lock: check the peer once more, take a record in its directory."""
         namespace = self._cluster.namespace
-        path = f"{segment.SHM_DIR}/{namespace.name}.{member.directory}"
+        path = self._path(member)
         try:
             directory = Region.attach(path, writable=True)
-        except FileNotFoundError:
-            return None
+        except (FileNotFoundError, BlockingIOError):
+            return None                     # not made yet
         fault = _members.header_fault(directory, "directory", member.incarnation)
         if fault:
             if "version 0," in fault:
@@ -241,7 +268,7 @@ class Links:
         namespace = self._cluster.namespace
         for slot in slots:
             left_ms = 0 if force else max(0, int((deadline - time.monotonic()) * 1000))
-            if not _link_record.remove_as_acceptor(region, slot, namespace.life_fd, namespace.table, left_ms, force):
+            if not _acceptor.remove(region, slot, namespace.life_fd, namespace.table, left_ms, force):
                 return LLMStatusCode.LLM_LINK_BUSY
         return OK if slots else LLMStatusCode.LLM_NOT_YET_LINK
 

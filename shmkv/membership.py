@@ -7,39 +7,34 @@ process's destructor.
 """
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import secrets
-import stat
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from shmkv import _life, _members, segment
 from shmkv._layout import MEMBERS_LIMIT, MEMBERS_SIZE, VERSION
 from shmkv._mapping import Region
 from shmkv.errors import LLMException
+from shmkv.life_file import (
+    LifeFile,
+    cold,
+    find_life,
+    forget,
+    identity_of_name,
+    in_the_way,
+    life_name,
+    open_life,
+    same_file,
+)
 
 JOIN_TIMEOUT_MS = 5000
-POLL_S = 0.001
 
 log = logging.getLogger("shmkv")
-_process_lock = threading.Lock()
-
-
-def _new_process_lock() -> None:
-    """A forked child must not wait for a thread that it does not have."""
-    global _process_lock
-    _process_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_new_process_lock)
-
-
 @dataclass(frozen=True)
 class Member:
     """One record of the table, as read."""
@@ -51,23 +46,6 @@ class Member:
     role: int
     start_time: int
     directory: str
-
-
-@dataclass
-class _LifeFile:
-    """The life file of a namespace, open. Never closed while this process holds a byte of it: that would drop them all."""
-
-    fd: int
-    epoch: int
-    held: set[int] = field(default_factory=set)
-
-
-_life_files: dict[str, _LifeFile] = {}
-
-
-def life_name(namespace: str) -> str:
-    """Name of the life file in /dev/shm."""
-    return f"{namespace}.life"
 
 
 def table_name(namespace: str, version: int = VERSION) -> str:
@@ -88,10 +66,11 @@ def segment_prefix(namespace: str, incarnation: int) -> str:
 class Namespace:
     """The life file and members table of one namespace, open in this process."""
 
-    def __init__(self, name: str, life: _LifeFile, table: Region) -> None:
+    def __init__(self, name: str, life: LifeFile, table: Region) -> None:
         self.name = name
         self.life = life
         self.table = table
+        self._table_file = identity_of_name(table_name(name))
 
     @property
     def life_fd(self) -> int:
@@ -107,24 +86,41 @@ class Namespace:
         removed first, whatever its version."""
         deadline = time.monotonic() + timeout_ms / 1000
         while True:
-            life = _open_life(name)
-            with _cold(name, life, deadline):
-                if _same_file(life.fd, life_name(name)):
-                    if not life.held and not _life.anybody(life.fd):
+            life = open_life(name)
+            with cold(name, life, deadline):
+                if same_file(life.fd, life_name(name)):
+                    alone = not life.held and not _life.anybody(life.fd)
+                    if alone:
                         _remove_all(name)
-                    namespace = cls(name, life, _open_table(name))
-                    return namespace, namespace._take_slot(cluster_id, role)
-            _forget(name)                   # the last member left between our open and our lock
+                    try:
+                        namespace = cls(name, life, _open_table(name))
+                        return namespace, namespace._take_slot(cluster_id, role)
+                    except OSError:
+                        if alone:
+                            segment.unlink(life_name(name))
+                        raise
+            forget(name)                   # the last member left between our open and our lock
 
     @classmethod
     def peek(cls, name: str) -> Namespace | None:
-        """Open a namespace if it exists, creating and removing nothing; None if it does not."""
-        if not os.path.exists(f"{segment.SHM_DIR}/{life_name(name)}"):
+        """Open a namespace if it exists, creating and removing nothing; None if it does not. LLMException for files that are in
+        the way or have another layout."""
+        life = find_life(name)
+        if life is not None and not life.held and not same_file(life.fd, life_name(name)):
+            forget(name)                   # of a namespace that others have left and made again
+            life = find_life(name)
+        if life is None:
             return None
         try:
-            return cls(name, _open_life(name), Region.attach(f"{segment.SHM_DIR}/{table_name(name)}", writable=True))
-        except FileNotFoundError:
+            return cls(name, life, _attach_table(name))
+        except (FileNotFoundError, BlockingIOError):
             return None
+
+    @staticmethod
+    def anybody_lives(name: str) -> bool:
+        """Does any process hold a life byte in that namespace, of whatever layout version?"""
+        life = find_life(name)
+        return life is not None and (bool(life.held) or _life.anybody(life.fd))
 
     @contextmanager
     def cold(self, timeout_ms: int) -> Iterator[None]:
@@ -136,17 +132,22 @@ class Namespace:
     @contextmanager
     def cold_even_unnamed(self, timeout_ms: int) -> Iterator[None]:
         """The cold lock, for leaving: whether or not the files still have their names."""
-        with _cold(self.name, self.life, time.monotonic() + timeout_ms / 1000):
+        with cold(self.name, self.life, time.monotonic() + timeout_ms / 1000):
             yield
 
     def set_role(self, member: Member, role: int) -> None:
         """The role that `ls` shows for a member."""
-        _members.set_role(self.table, member.slot, role)
+        if self._is_recorded(member):
+            _members.set_role(self.table, member.slot, role)
 
     def check_named(self) -> None:
         """LLMException if somebody removed the life file or the table behind our back."""
-        if os.fstat(self.life.fd).st_nlink == 0 or not _exists(table_name(self.name)):
+        if not self.is_named():
             raise LLMException(f"namespace was removed: the files of {self.name!r} in {segment.SHM_DIR} have no name any more")
+
+    def is_named(self) -> bool:
+        """Do the life file and the table that this process uses still have their names? Others may stand there instead."""
+        return same_file(self.life.fd, life_name(self.name)) and self._table_file == identity_of_name(table_name(self.name))
 
     # -- who is there -----------------------------------------------------------------------------------------------
 
@@ -200,14 +201,24 @@ class Namespace:
         return member
 
     def leave(self, member: Member) -> None:
-        """Remove what the member named, its record and its life byte; the last one removes the namespace's files."""
+        """Remove what the member named, its record and its life byte; the last one removes the namespace's files. A record that
+        went to somebody else meanwhile, and files that others made where ours were removed, are left alone."""
         self._remove_named(member.incarnation)
-        _members.clear(self.table, member.slot)
+        if self._is_recorded(member):
+            _members.clear(self.table, member.slot)
         _life.drop(self.life.fd, member.slot)
         self.life.held.discard(member.slot)
-        if not self.life.held and not _life.anybody(self.life.fd):
+        if self.life.held or _life.anybody(self.life.fd):
+            return
+        if same_file(self.life.fd, life_name(self.name)):
             _remove_all(self.name)
             segment.unlink(life_name(self.name))
+        elif self._table_file == identity_of_name(table_name(self.name)):
+            segment.unlink(table_name(self.name))       # somebody removed the life file only
+
+    def _is_recorded(self, member: Member) -> bool:
+        record = _members.read(self.table, member.slot)
+        return record is not None and record[0] == member.incarnation
 
     def sweep(self, *, dry: bool = False) -> list[tuple[str, int]]:
         """Remove what dead members left: (name, bytes) of each file. `dry` only looks. Nothing is touched whose incarnation was
@@ -220,7 +231,8 @@ class Namespace:
                     _members.clear(self.table, member.slot)
         if removed and not dry:
             nbytes = sum(size for _, size in removed)
-            log.info("removed %d files (%d bytes) that dead processes left in namespace %r", len(removed), nbytes, self.name)
+            log.info("removed %d files (%d bytes) that dead processes left in namespace %r: %s", len(removed), nbytes, self.name,
+                     ", ".join(name for name, _ in removed))
         return removed
 
     def _remove_named(self, incarnation: int, *, dry: bool = False) -> list[tuple[str, int]]:
@@ -236,8 +248,7 @@ class Namespace:
         say so if others already called us dead."""
         if _life.own(self.life.fd, member.slot):
             return
-        record = _members.read(self.table, member.slot)
-        if record is None or record[0] != member.incarnation or not _life.hold(self.life.fd, member.slot):
+        if not self.is_named() or not self._is_recorded(member) or not _life.hold(self.life.fd, member.slot):
             raise LLMException(f"this process lost its life byte {member.slot} of {life_name(self.name)} (something in it opened "
                                "and closed that file) and was taken for dead: finalize and init again")
         log.warning("took life byte %d of %s again: something in this process had closed that file", member.slot,
@@ -246,62 +257,29 @@ class Namespace:
 
 # -- files -------------------------------------------------------------------------------------------------------------
 
-def _exists(name: str) -> bool:
-    return os.path.lexists(f"{segment.SHM_DIR}/{name}")
-
-
-def _open_life(namespace: str) -> _LifeFile:
-    """The life file, opened once a process and namespace; a forked child, which holds no byte, starts with a clean record."""
-    life = _life_files.get(namespace)
-    if life is not None and life.epoch == _life.epoch():
-        return life
-    name = life_name(namespace)
-    while True:
-        try:
-            fd = os.open(f"{segment.SHM_DIR}/{name}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except FileNotFoundError:
-            try:
-                fd = segment.create(name, 0, 0)
-            except FileExistsError:
-                continue
-        except OSError as error:
-            raise LLMException(_in_the_way(name, os.strerror(error.errno or errno.EIO))) from error
-        break
-    found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) != 0o600:
-        os.close(fd)
-        raise LLMException(_in_the_way(name, f"uid {found.st_uid}, mode {found.st_mode:o}"))
-    _life_files[namespace] = life = _LifeFile(fd, _life.epoch())
-    return life
-
-
-def _in_the_way(name: str, what: str) -> str:
-    return (f"{segment.SHM_DIR}/{name} is in the way ({what}): it should be a regular file of this user with mode 0600; "
-            "remove it or choose another SHMKV_NAMESPACE")
-
-
-def _forget(namespace: str) -> None:
-    """Close a life file that lost its name. A cluster of this process that still holds a byte of it goes on as it is."""
-    if _life_files[namespace].held:
-        raise LLMException(f"namespace was removed: {segment.SHM_DIR}/{life_name(namespace)} has no name any more")
-    os.close(_life_files.pop(namespace).fd)
-
-
 def _open_table(namespace: str) -> Region:
     """The members table, made if there is none. Under the cold lock."""
-    name = table_name(namespace)
     try:
-        table = Region.attach(f"{segment.SHM_DIR}/{name}", writable=True)
+        return _attach_table(namespace)
     except FileNotFoundError:
-        fd = segment.create(name, MEMBERS_SIZE, MEMBERS_SIZE)
+        fd = segment.create(table_name(namespace), MEMBERS_SIZE, MEMBERS_SIZE)
         try:
             table = Region.map(fd, MEMBERS_SIZE, populate=False)
         finally:
             os.close(fd)
         _members.create(table)
         return table
+
+
+def _attach_table(namespace: str) -> Region:
+    """The members table as it is: FileNotFoundError, or LLMException if it is not one of ours."""
+    name = table_name(namespace)
+    try:
+        table = Region.attach(f"{segment.SHM_DIR}/{name}", writable=True)
+    except (FileNotFoundError, BlockingIOError):
+        raise
     except OSError as error:
-        raise LLMException(_in_the_way(name, str(error))) from error
+        raise LLMException(in_the_way(name, str(error))) from error
     fault = _members.header_fault(table, "members")
     if fault:
         raise LLMException(f"{segment.SHM_DIR}/{name}: {fault}; processes of another build live in namespace {namespace!r}")
@@ -310,40 +288,14 @@ def _open_table(namespace: str) -> Region:
 
 def _remove_all(namespace: str) -> None:
     """Nobody lives: table and leftovers of every version go, the life file stays."""
-    for name in segment.names(f"{namespace}."):
-        if name != life_name(namespace):
-            segment.unlink(name)
-
-
-def _same_file(fd: int, name: str) -> bool:
-    try:
-        found = os.stat(f"{segment.SHM_DIR}/{name}", follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    own = os.fstat(fd)
-    return (found.st_ino, found.st_dev) == (own.st_ino, own.st_dev)
+    found = [name for name in segment.names(f"{namespace}.") if name != life_name(namespace)]
+    for name in found:
+        segment.unlink(name)
+    left = [name for name in found if name != table_name(namespace)]
+    if left:
+        log.info("removed %d files that dead processes left in namespace %r: %s", len(left), namespace, ", ".join(left))
 
 
 def _start_time() -> int:
     """Clock ticks after boot at which this process started."""
     return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-
-
-@contextmanager
-def _cold(namespace: str, life: _LifeFile, deadline: float) -> Iterator[None]:
-    """The process mutex, then the cold byte, polled to the deadline: a record lock that is waited for cannot time out."""
-    mutex = _process_lock
-    if not mutex.acquire(timeout=max(0.0, deadline - time.monotonic())):
-        raise LLMException(f"another thread of this process is joining or linking in namespace {namespace!r}")
-    try:
-        while not _life.hold_cold(life.fd):
-            if time.monotonic() >= deadline:
-                pid = _life.cold_holder_pid(life.fd)
-                raise LLMException(f"process {pid or 'of another pid namespace'} holds the cold lock of namespace {namespace!r}")
-            time.sleep(POLL_S)
-        try:
-            yield
-        finally:
-            _life.drop_cold(life.fd)
-    finally:
-        mutex.release()

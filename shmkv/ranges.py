@@ -29,9 +29,14 @@ class RangeAllocator:
                 else:
                     self._free[position] = (first + count, free - count)
                 return first
-        if self._end + count > self._limit:
-            raise MemoryError(f"{count} more records wanted, {self._limit - self._end} of {self._limit} left")
-        first, self._end = self._end, self._end + count
+        first = self._end
+        if self._free and sum(self._free[-1]) == self._end:
+            first = self._free[-1][0]       # the last free range goes on into what was never used
+        if first + count > self._limit:
+            raise MemoryError(f"{count} more records wanted, {self._limit - first} of {self._limit} left at the end")
+        if first < self._end:
+            self._free.pop()
+        self._end = first + count
         return first
 
     def give(self, first: int, count: int) -> None:

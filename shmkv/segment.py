@@ -34,6 +34,9 @@ def create(name: str, nbytes: int, reserved: int) -> int:
     try:
         fd = int(posix_ipc.SharedMemory("/" + name, posix_ipc.O_CREX, mode=0o600).fd)
     except posix_ipc.ExistentialError as error:
+        # posix_ipc says the same of a name that is taken and of a folder that is not there.
+        if not os.path.isdir(SHM_DIR):
+            raise FileNotFoundError(errno.ENOENT, f"{SHM_DIR} is missing: shmkv needs a tmpfs there") from error
         raise FileExistsError(errno.EEXIST, f"{SHM_DIR}/{name} exists already") from error
     except posix_ipc.PermissionsError as error:
         raise PermissionError(errno.EACCES, f"cannot create {SHM_DIR}/{name}: {error}") from error
@@ -93,12 +96,27 @@ def memory_available() -> int | None:
 
 
 def memory_limit_left() -> int | None:
-    """Bytes below the limit of this process's memory cgroup (version 2); None without one."""
+    """Bytes below the limit of this process's memory cgroup, of version 2 or 1; None without one."""
     try:
-        path = Path("/proc/self/cgroup").read_text().rpartition("0::")[2].strip()
-        folder = Path("/sys/fs/cgroup") / path.lstrip("/")
-        limit = (folder / "memory.max").read_text().strip()
-        return None if limit == "max" else int(limit) - int((folder / "memory.current").read_text())
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
+        if "memory" in controllers.split(","):
+            left = _limit_left(Path("/sys/fs/cgroup/memory") / path.lstrip("/"), "memory.limit_in_bytes", "memory.usage_in_bytes")
+        elif not controllers:
+            left = _limit_left(Path("/sys/fs/cgroup") / path.lstrip("/"), "memory.max", "memory.current")
+        else:
+            continue
+        if left is not None:
+            return left
+    return None
+
+
+def _limit_left(folder: Path, limit: str, usage: str) -> int | None:
+    try:
+        text = (folder / limit).read_text().strip()
+        return None if text == "max" else int(text) - int((folder / usage).read_text())
     except (OSError, ValueError):
         return None
 
@@ -163,15 +181,16 @@ class SegmentPool:
         """Bytes of freed segments that wait for a next cache."""
         return sum(segment.nbytes for segment in self._kept)
 
-    def take(self, nbytes: int) -> tuple[Segment, bool]:
-        """A segment with room for `nbytes` bytes of tensors, and whether its bytes are fresh (zero). OSError when there is no
-        memory; what is kept is given up before that is said."""
+    def take(self, nbytes: int, make_room: Callable[[int], None] = lambda _: None) -> tuple[Segment, bool]:
+        """A segment with room for `nbytes` bytes of tensors, and whether its bytes are fresh (zero). Before a new one is made,
+        `make_room` is told its size. OSError when there is no memory; what is kept is given up before that is said."""
         wanted = SEGMENT_DATA + nbytes
         fitting = [segment for segment in self._kept if wanted <= segment.nbytes <= 2 * wanted]
         if fitting:
             segment = min(fitting, key=lambda kept: kept.nbytes)
             self._kept.remove(segment)
             return segment, False
+        make_room(wanted)
         try:
             return self._make(wanted), True
         except OSError as error:

@@ -258,17 +258,22 @@ class CacheDesc:
             raise LLMParamError(f"argument 'dim_index' must be in [0, {count}), got {shown(dim_index)}")
         self._shape[dim_index] = check_int64("dim_value", dim_value)
 
+    def values(self) -> tuple[object, ...]:
+        """What the description says now, as a value that can be a key. TypeError or LLMParamError if the caller's list does not
+        hold a shape any more."""
+        if not all(type(dim) is int for dim in self._shape):
+            self._check_dims()
+        return (self._num_tensors, tuple(self._shape), self._data_type, self._placement, self._batch_dim,
+                self._seq_len_dim_index, self._kv_tensor_format)
+
+    @classmethod
+    def from_values(cls, values: tuple[Any, ...]) -> CacheDesc:
+        """The description that `values` was taken from."""
+        return cls(values[0], list(values[1]), *values[2:])
+
     def snapshot(self) -> CacheDesc:
         """Return a copy that later changes of this description, or of the caller's list, do not reach."""
-        return CacheDesc(
-            self._num_tensors,
-            list(self._shape),
-            self._data_type,
-            self._placement,
-            self._batch_dim,
-            self._seq_len_dim_index,
-            self._kv_tensor_format,
-        )
+        return self.from_values(self.values())
 
     def validate_for_allocation(self) -> None:
         """Raise LLMParamError, naming the argument, unless memory for this description can be asked for.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from shmkv import _layout, _link_record, _members, segment
+from shmkv import _layout, _link_record, _members, _pull, segment
 from shmkv._core import LocalCache
 from shmkv._directory import Directory
 from shmkv._link import LinkHandle
@@ -56,9 +57,11 @@ def anonymous(nbytes: int, *, writable: bool = True) -> Region:
 
 
 def content(region: Region, offset: int = 0, nbytes: int | None = None) -> Any:
-    """The memory itself as a numpy array of bytes; it must not outlive the region."""
+    """The memory itself as a numpy array of bytes, which keeps it mapped."""
     nbytes = region.nbytes - offset if nbytes is None else nbytes
-    return np.ctypeslib.as_array((ctypes.c_ubyte * nbytes).from_address(region.base + offset))
+    raw = (ctypes.c_ubyte * nbytes).from_address(region.base + offset)
+    raw.region = region
+    return np.ctypeslib.as_array(raw)
 
 
 def word(region: Region, table: str, index: int, struct: str, name: str, extra: int = 0) -> Any:
@@ -112,8 +115,9 @@ class Owner:
             if self.full_after == 0:
                 raise OSError(28, "no space left (as the test wants)")
             self.full_after -= 1
-        self.reserved.append((offset, nbytes))
-        os.posix_fallocate(self.fd, offset, nbytes)
+        if nbytes:
+            self.reserved.append((offset, nbytes))
+            os.posix_fallocate(self.fd, offset, nbytes)
 
     def used_nbytes(self) -> int:
         """Bytes of pages behind the directory."""
@@ -215,3 +219,10 @@ def select(*, size: int = -1, src_offset: int = 0, dst_offset: int = 0, src_row:
            divisor: int = 0) -> tuple[int, ...]:
     """A selection as the core takes it."""
     return size, src_offset, dst_offset, src_row, dst_row, src_first, src_count, dst_first, dst_count, divisor
+
+
+def pull(handle: LinkHandle, into: LocalCache, words: tuple[int, ...], want: tuple[int, ...], *, consumes: bool = False,
+         timeout_ms: int = 20000) -> int:
+    """Pull the row behind key words; that of a cache id is the selection's src_row."""
+    packed = struct.pack("=6Q", 1, *words, want[3])
+    return int(_pull.pull(handle, into, packed, want, consumes, timeout_ms))

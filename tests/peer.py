@@ -73,7 +73,7 @@ def _answer(said: dict[str, Any]) -> Answer:
 
 def array(read: dict[str, Any]) -> Bytes:
     """The answer of the command ``read`` as (num_tensors, outer, rows, inner) bytes."""
-    return np.frombuffer(base64.b64decode(read["bytes"]), np.uint8).reshape(read["shape"])
+    return np.frombuffer(base64.b64decode(read["bytes"]), np.uint8).reshape(read["shape"]).copy()
 
 
 def _encode(value: Any) -> Any:

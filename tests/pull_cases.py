@@ -53,12 +53,15 @@ def _fitting_layers(draw: Draw, wanted: int, present: int) -> range | None:
     return range(start, start + wanted)
 
 
-def _fitting(draw: Draw) -> Case:
+def _fitting(draw: Draw, one_cache: bool = False) -> Case:
     """A pull that has to work: windows inside both rows, as many tensors on both sides."""
     per_layer = draw(1, 3)
     layers = draw(1, 3)
-    src_layers, dst_layers = layers + draw(0, 2), layers + draw(0, 2)
-    src, dst = _side(draw, src_layers * per_layer), _side(draw, dst_layers * per_layer)
+    src_layers = dst_layers = layers + draw(0, 2)
+    src = dst = _side(draw, src_layers * per_layer)
+    if not one_cache:
+        dst_layers = layers + draw(0, 2)
+        dst = _side(draw, dst_layers * per_layer)
     longest = min(src.geometry.stride, dst.geometry.stride)
     length = draw(1, longest)
     src_offset, dst_offset = draw(0, src.geometry.stride - length), draw(0, dst.geometry.stride - length)
@@ -104,6 +107,11 @@ def _wild(draw: Draw) -> Case:
         dst_cache_offset=draw(0, dst.geometry.stride + 1) if draw(0, 2) == 0 else None,
         tensor_num_per_layer=2 if draw(0, 1) else draw(1, 4),
     ))
+
+
+def case_in_one_cache(draw: Draw) -> Case:
+    """A pull whose source and destination are one cache, and whose windows overlap as often as not."""
+    return _fitting(draw, one_cache=True)
 
 
 def random_case(draw: Draw) -> Case:

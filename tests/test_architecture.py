@@ -16,12 +16,12 @@ ROWS = (
     ("errors",),
     ("checks", "types", "cluster_info", "keys", "transfer_config", "tensor", "options", "config"),
     ("_layout", "_futex", "_life", "ranges"),
-    ("_mapping", "_link_record", "_lookup", "_index", "_directory", "_link", "_members"),
-    ("_plan", "_copy", "_core", "_view", "_inspect"),
-    ("segment", "membership"),
-    ("caches", "cluster", "link", "transfer"),
-    ("kv_cache", "kv_cache_manager", "cache_task", "cache_manager", "datadist"),
-    ("__init__", "cli", "integrations", "llm_datadist"),
+    ("_plan", "_mapping", "_link_record", "_lookup", "_tables", "_index", "_directory", "_link", "_acceptor", "_members"),
+    ("_crew", "_copy", "_core", "_pull", "_view", "_inspect"),
+    ("segment", "life_file", "membership"),
+    ("cache_layout", "caches", "cluster", "link", "pull_failure", "transfer"),
+    ("kv_cache", "pull_arguments", "kv_cache_manager", "cache_task", "cache_manager", "datadist"),
+    ("__init__", "cli", "__main__", "integrations", "llm_datadist"),
 )
 ORDER = [module for row in ROWS for module in row]
 
@@ -125,7 +125,7 @@ def test_imports_are_found_at_all() -> None:
     seen = {room: {name.split(".")[1] for name in names if name.startswith("shmkv.")}
             for room, names in ((path.stem, list(imports(path))) for path in sources() if path.suffix == ".pyx")}
     assert {"_copy", "_futex", "_layout", "_link", "_lookup", "_mapping", "_plan"} <= seen["_core"]
-    assert "ranges" in seen["_directory"]
+    assert "ranges" in seen["_tables"]
 
 
 @pytest.mark.parametrize(("room", "text", "complaint"), [

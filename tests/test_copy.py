@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from pull_cases import Case, random_case
 from reference import Geometry, Pull, Refused, expected_pull, noise, pull_bytes
 
-from shmkv import _copy, _core
+from shmkv import _copy, _pull
 from shmkv._core import LocalCache
 
 LEAD = 67
@@ -67,18 +68,26 @@ def selection(pull: Pull) -> tuple[int, ...]:
                          dst_first=dst_first, dst_count=dst_count)
 
 
-def the_twin_and_the_core_agree(case: Case, seed: int) -> None:
+def breaks_a_layer_rule(case: Case) -> bool:
+    """Rules on whole layers are looked at before the core is called."""
+    per_layer = case.pull.tensor_num_per_layer
+    return per_layer > case.dst.num_tensors or case.dst.num_tensors % per_layer > 0 or case.src.num_tensors % per_layer > 0
+
+
+def check_against_the_twin(case: Case, seed: int) -> None:
     src, before = noise(case.src.geometry, seed), noise(case.dst.geometry, seed + 1)
     source, target = Memory(src), Memory(before)
     _, wanted = expected_pull(src, before, case.pull)
     if case.pull.src_row < case.src.geometry.rows:
-        status = _core.copy(source.cache, target.cache, selection(case.pull), 20000)
+        status = _pull.copy(source.cache, target.cache, selection(case.pull), 20000)
         try:
             pull_bytes(src, before, case.pull)
             assert status == 0
         except Refused:
-            # Rules on whole layers are looked at before the core is called.
-            wanted = target.content if status == 0 else before
+            wanted = before
+            if status == 0:
+                assert breaks_a_layer_rule(case)
+                wanted = target.content
     np.testing.assert_array_equal(target.content, wanted)
     np.testing.assert_array_equal(source.content, src)
     assert target.canaries_live()
@@ -87,13 +96,13 @@ def the_twin_and_the_core_agree(case: Case, seed: int) -> None:
 @settings(max_examples=2000, deadline=None)
 @given(st.integers(0, 2**32))
 def test_copies_are_those_of_the_twin(seed: int) -> None:
-    the_twin_and_the_core_agree(random_case(random.Random(seed).randint), seed)
+    check_against_the_twin(random_case(random.Random(seed).randint), seed)
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_copies_drawn_number_by_number(data: st.DataObject) -> None:
-    the_twin_and_the_core_agree(random_case(lambda low, high: data.draw(st.integers(low, high))), seed=5)
+    check_against_the_twin(random_case(lambda low, high: data.draw(st.integers(low, high))), seed=5)
 
 
 @st.composite
@@ -125,7 +134,7 @@ def test_overlapping_copies_go_as_if_through_a_temporary(case: tuple[Geometry, t
     shape, want = case
     before = noise(shape, seed)
     both = Memory(before)
-    assert _core.copy(both.cache, both.cache, want, 20000) == 0
+    assert _pull.copy(both.cache, both.cache, want, 20000) == 0
     np.testing.assert_array_equal(both.content, through_a_temporary(before, want))
     assert both.canaries_live()
 
@@ -140,7 +149,7 @@ def test_every_loop_moves_every_length(kernel: str, threshold: int) -> None:
             src, before = noise(shape, length), noise(shape, length + 1)
             source, target = Memory(src), Memory(before)
             want = memory.select(size=length, src_offset=lead, dst_offset=lead // 2)
-            assert _core.copy(source.cache, target.cache, want, 20000) == 0
+            assert _pull.copy(source.cache, target.cache, want, 20000) == 0
             expected = before.copy()
             expected[:, :, :, lead // 2:lead // 2 + length] = src[:, :, :, lead:]
             assert (target.content == expected).all(), (length, lead)
@@ -153,9 +162,66 @@ def test_copies_of_several_chunks_arrive_whole(kernel: str) -> None:
     shape = Geometry(3, 2, 2, (1 << 20) + 12)
     src = noise(shape, 3)
     source, target = Memory(src), Memory(np.zeros(tuple(shape), np.uint8))
-    assert _core.copy(source.cache, target.cache, memory.select(src_row=1), 20000) == 0
+    assert _pull.copy(source.cache, target.cache, memory.select(src_row=1), 20000) == 0
     assert (target.content[:, :, 0] == src[:, :, 1]).all()
     assert not target.content[:, :, 1].any()
+
+
+def big_case(seed: int) -> tuple[Geometry, Geometry, tuple[int, ...]]:
+    """A selection of 8 to 24 MiB between layouts that have nothing in common but room for it."""
+    draw = random.Random(seed).randint
+    count = draw(1, 40)
+    length = draw(8 << 20, 24 << 20) // count
+    src_outer, dst_outer = draw(1, 50), draw(1, 3000)
+    src = Geometry(count + draw(0, 1), src_outer, draw(1, 2), length // src_outer + draw(1, 100))
+    dst = Geometry(count + draw(0, 1), dst_outer, draw(1, 2), length // dst_outer + draw(1, 100))
+    return src, dst, memory.select(
+        size=length, src_offset=draw(0, src.stride - length), dst_offset=draw(0, dst.stride - length),
+        src_row=draw(0, src.rows - 1), dst_row=draw(0, dst.rows - 1), src_first=draw(0, src.num_tensors - count),
+        src_count=count, dst_first=draw(0, dst.num_tensors - count), dst_count=count)
+
+
+def rows(content: Any, row: int, first: int, count: int) -> Any:
+    return content[first:first + count, :, row, :].reshape(count, -1)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("seed", range(6))
+def test_big_copies_are_shared_out_whole(seed: int, threads: int) -> None:
+    _copy.configure(threads=threads)
+    src, dst, want = big_case(seed)
+    size, src_offset, dst_offset, src_row, dst_row, src_first, count, dst_first = want[:8]
+    before = noise(dst, seed + 1)
+    source, target = Memory(noise(src, seed)), Memory(before)
+    assert _pull.copy(source.cache, target.cache, want, 20000) == 0
+    found = rows(target.content, dst_row, dst_first, count)
+    moved = rows(source.content, src_row, src_first, count)[:, src_offset:src_offset + size]
+    assert np.array_equal(found[:, dst_offset:dst_offset + size], moved)
+    found[:, dst_offset:dst_offset + size] = rows(before, dst_row, dst_first, count)[:, dst_offset:dst_offset + size]
+    rest = target.content.copy()
+    rest[dst_first:dst_first + count, :, dst_row, :] = found.reshape(count, dst.outer, dst.inner)
+    assert np.array_equal(rest, before)
+    assert target.canaries_live()
+
+
+def test_big_copies_of_several_threads_at_once() -> None:
+    _copy.configure(threads=3)
+    shape = Geometry(2, 1, 1, 6 << 20)
+    pairs = [(Memory(noise(shape, seed)), Memory(np.zeros(tuple(shape), np.uint8))) for seed in range(3)]
+    answers: list[int] = []
+
+    def work(source: Memory, target: Memory) -> None:
+        for _ in range(5):
+            target.content[...] = 0
+            answers.append(_pull.copy(source.cache, target.cache, memory.select(), 20000))
+            answers.append(0 if np.array_equal(source.content, target.content) else 1)
+
+    threads = [threading.Thread(target=work, args=pair) for pair in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [0] * 30
 
 
 def test_overlap_of_several_chunks_goes_through_a_temporary() -> None:
@@ -163,7 +229,7 @@ def test_overlap_of_several_chunks_goes_through_a_temporary() -> None:
     before = noise(shape, 4)
     both = Memory(before)
     want = memory.select(size=(9 << 20) - 4096, dst_offset=4096)
-    assert _core.copy(both.cache, both.cache, want, 20000) == 0
+    assert _pull.copy(both.cache, both.cache, want, 20000) == 0
     assert (both.content[..., 4096:] == before[..., :-4096]).all()
     assert (both.content[..., :4096] == before[..., :4096]).all()
 
@@ -180,7 +246,14 @@ def test_configure_names_what_it_accepts() -> None:
     for threshold in (-1, 1 << 63):
         with pytest.raises(ValueError, match="streaming threshold must be 0 to"):
             _copy.configure("auto", threshold)
-    assert _copy.DEFAULT_NT_THRESHOLD == 4 << 20
+    for threads in (0, 257):
+        with pytest.raises(ValueError, match=f"copy threads must be 1 to 256, not {threads}"):
+            _copy.configure(threads=threads)
+    _copy.configure("memcpy", 77, 3)
+    chosen = _copy.current()
+    assert (chosen["kernel"], chosen["nt_threshold"], chosen["threads"]) == ("memcpy", 77, 3)
+    _copy.configure()
+    assert _copy.current()["nt_threshold"] == _copy.DEFAULT_NT_THRESHOLD
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -31,6 +31,10 @@ LEFTOVERS = {
 }
 
 
+# The one slot whose arguments the interpreter does not know.
+CALL = "callable"
+
+
 def is_shown(name: str) -> bool:
     """Is a class's name one for its stub? Special methods are, private names are not."""
     return name not in LEFTOVERS and (not name.startswith("_") or name.endswith("__"))
@@ -53,6 +57,8 @@ def declared(stub: ast.Module) -> dict[str, str]:
 
 
 def declared_function(node: ast.FunctionDef) -> str:
+    if node.name == "__call__":
+        return CALL
     decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
     if "property" in decorators:
         return "property"
@@ -87,6 +93,8 @@ def built_member(value: Any) -> str:
 
 def built_function(value: Any) -> str:
     """Names, order and defaults of the arguments; the annotations are the stub's own affair."""
+    if getattr(value, "__name__", "") == "__call__":
+        return CALL
     signature = inspect.signature(value)
     bare = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
     shown = str(signature.replace(parameters=bare, return_annotation=signature.empty))

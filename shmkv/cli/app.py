@@ -16,8 +16,6 @@ from shmkv.cli import ls as ls_command
 from shmkv.config import Settings
 from shmkv.errors import LLMException
 
-INTERRUPTED = 130
-
 app = typer.Typer(name="shmkv", help="KV caches in shared memory between processes of one host.", no_args_is_help=True,
                   add_completion=False, pretty_exceptions_enable=False)
 
@@ -41,7 +39,9 @@ def _namespace(given: str | None) -> str:
 
 
 @app.callback(invoke_without_command=True)
-def shmkv_command(version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False) -> None:
+def shmkv_command(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
     """KV caches in shared memory between processes of one host."""
     if version:
         print(f"shmkv {shmkv.__version__}")
@@ -62,8 +62,10 @@ def gc(namespace: NamespaceOption = None, json: JsonOption = False,
 
 
 @app.command()
-def info(json: JsonOption = False,
-         layout: Annotated[bool, typer.Option("--layout", help="Print every shared struct and table, as compiled.")] = False) -> None:
+def info(
+    json: JsonOption = False,
+    layout: Annotated[bool, typer.Option("--layout", help="Print every shared struct and table, as compiled.")] = False,
+) -> None:
     """Show versions, the copy kernel and what this host allows."""
     info_command.show(layout=layout, json=json)
 
@@ -73,7 +75,7 @@ def demo(
     layers: Annotated[int, typer.Option(min=1, help="Layers of the model; each has a K and a V tensor.")] = 32,
     heads: Annotated[int, typer.Option(min=1, help="KV heads.")] = 8,
     head_dim: Annotated[int, typer.Option(min=1, help="Elements of a head.")] = 128,
-    tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of a request. Default: 512, fewer if /dev/shm is small.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of a request. Default: 512, or what fits /dev/shm.")] = None,
     dtype: Annotated[ElementType, typer.Option(help="Element type.")] = ElementType.FLOAT16,
     requests: Annotated[int, typer.Option(min=1, help="Requests in all.")] = 40,
     decoders: Annotated[int, typer.Option(min=1, max=64, help="Decoder processes.")] = 1,
@@ -89,11 +91,7 @@ def demo(
 def run() -> None:
     """Run the command line; what goes wrong is one red line on stderr and exit status 1."""
     try:
-        status = app(standalone_mode=False)
+        app()
     except (LLMException, OSError) as error:
         console.error_line(str(error))
-        status = 1
-    except KeyboardInterrupt:
-        console.error_line("interrupted")
-        status = INTERRUPTED
-    sys.exit(status)
+        sys.exit(1)

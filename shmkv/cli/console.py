@@ -12,7 +12,7 @@ PIPE_WIDTH = 160
 
 def out() -> Console:
     """The console of stdout; in a pipe, which has no width, tables get room."""
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, markup=False)
 
 
 def error_line(text: str) -> None:

@@ -6,18 +6,17 @@ that the one place that may do so, `membership.py`, does it here too.
 """
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
 from rich.table import Table
+from rich.text import Text
 
-from shmkv import _life, segment
+from shmkv import segment
 from shmkv.cli import console
 from shmkv.errors import LLMException
-from shmkv.membership import JOIN_TIMEOUT_MS, Namespace, life_name
-from shmkv.cli.ls import table_fault
+from shmkv.membership import JOIN_TIMEOUT_MS, Namespace
 from shmkv.types import LLMRole
 
 
@@ -45,30 +44,18 @@ class Cleaned:
 
 def clean(namespace: str, *, dry: bool = False) -> Cleaned:
     """Remove the leftovers of a namespace, or only list them. LLMException if its table cannot be read while somebody lives."""
-    if not _somebody_lives(namespace):
+    if not Namespace.anybody_lives(namespace):
         return Cleaned(namespace, dry, True, _remove_namespace(namespace, dry=dry))
-    found = Namespace.peek(namespace)
+    try:
+        found = Namespace.peek(namespace)
+    except LLMException as error:
+        raise LLMException(f"nothing was removed from namespace {namespace!r}, where somebody lives: {error}") from error
     if found is None:                       # those who live have another layout version, or are just joining
         return Cleaned(namespace, dry, False)
-    fault = table_fault(found)
-    if fault:
-        raise LLMException(f"nothing was removed from namespace {namespace!r}, where somebody lives: {fault}")
     if dry:
         return Cleaned(namespace, dry, False, _leftovers(found.sweep(dry=True)))
     with found.cold(JOIN_TIMEOUT_MS):
         return Cleaned(namespace, dry, False, _leftovers(found.sweep()))
-
-
-def _somebody_lives(namespace: str) -> bool:
-    """Does any process hold a life byte, of whatever layout version? "Cannot tell" counts as yes."""
-    try:
-        fd = os.open(f"{segment.SHM_DIR}/{life_name(namespace)}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return False
-    try:
-        return _life.anybody(fd)
-    finally:
-        os.close(fd)
 
 
 def _remove_namespace(namespace: str, *, dry: bool) -> list[Leftover]:
@@ -100,7 +87,7 @@ def show(namespace: str, *, dry: bool, json: bool) -> None:
     table = Table("file", "bytes", title="would be removed" if dry else "removed", title_justify="left")
     table.columns[1].justify = "right"
     for file in cleaned.files:
-        table.add_row(file.name, str(file.bytes))
+        table.add_row(Text(file.name), str(file.bytes))
     out.print(table)
     verb = "would go" if dry else "are gone"
     out.print(f"{len(cleaned.files)} files, {console.size(cleaned.nbytes)} {verb}"

@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 import shmkv
 from shmkv import _copy, _layout, segment
@@ -142,7 +143,7 @@ def _print_facts(out: Console, facts: dict[str, Any]) -> None:
         ("memory limit", _limit_text(facts["memory_limit_left_bytes"])),
         ("vm.max_map_count", str(facts["max_map_count"])),
     ):
-        table.add_row(f"[bold]{name}[/bold]", value)
+        table.add_row(Text(name, style="bold"), value)
     out.print(table)
 
 

@@ -11,6 +11,7 @@ from shmkv import _inspect, _members, segment
 from shmkv._layout import VERSION
 from shmkv._mapping import Region
 from shmkv.cli import console
+from shmkv.errors import LLMException
 from shmkv.membership import Member, Namespace, directory_name, segment_prefix, table_name
 from shmkv.types import DataType, LLMRole
 
@@ -45,24 +46,16 @@ class Report:
     other_versions: dict[str, list[int]] = field(default_factory=dict)
 
 
-def table_fault(namespace: Namespace) -> str:
-    """"" if the members table is one of this build, else what it is."""
-    return str(_members.header_fault(namespace.table, "members"))
-
-
 def look(namespace: str) -> Report:
     """Read a namespace, creating nothing. One that does not exist is an empty report."""
     report = Report(namespace)
     report.other_versions = _other_versions(namespace)
     try:
         found = Namespace.peek(namespace)
-    except OSError as error:
+    except LLMException as error:
         report.fault = str(error)
         return report
-    if found is None:
-        return report
-    report.fault = table_fault(found)
-    if not report.fault:
+    if found is not None:
         report.clusters = [_cluster(found, member) for member in found.members()]
     return report
 
@@ -138,7 +131,8 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _clusters_table(report: Report) -> Table:
-    table = _table("clusters", "cluster>", "role", "pid>", "process", "directory", "layout>", "caches>", "keys>", "files>", "bytes>")
+    table = _table("clusters", "cluster>", "role", "pid>", "process", "directory", "layout>", "caches>", "keys>",
+                   "files>", "bytes>")
     for each in report.clusters:
         keys = sum(cache["keys"] for cache in each.caches)
         table.add_row(str(each.cluster_id), each.role, str(each.pid),

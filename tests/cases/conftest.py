@@ -4,8 +4,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -42,9 +43,17 @@ def interposer_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def interposer(interposer_library: Path, tmp_path: Path) -> Interposer:
-    """The interposer with a log of this test."""
-    return Interposer(interposer_library, tmp_path / "calls")
+def open_folder() -> Iterator[Path]:
+    """A folder that other users can enter, which tmp_path is not."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.fixture
+def interposer(interposer_library: Path, open_folder: Path) -> Interposer:
+    """The interposer with a log of this test that any user can write."""
+    return Interposer(interposer_library, open_folder / "calls")
 
 
 class PrivateShm:

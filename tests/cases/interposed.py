@@ -37,10 +37,12 @@ class Interposer:
         self._library = library
         self._log = log
 
-    def environment(self, fault: str = "") -> dict[str, str]:
-        """`fault`: "unsupported" or "interrupted" for posix_fallocate."""
+    def environment(self, fault: str = "", kill_at: int = 0) -> dict[str, str]:
+        """`fault`: "unsupported" or "interrupted" for posix_fallocate; `kill_at`: SIGKILL before that call in /dev/shm."""
         self._log.touch()
-        return {"LD_PRELOAD": str(self._library), "INTERPOSE_LOG": str(self._log), "INTERPOSE_FAULT": fault}
+        self._log.chmod(0o666)
+        return {"LD_PRELOAD": str(self._library), "INTERPOSE_LOG": str(self._log), "INTERPOSE_FAULT": fault,
+                "INTERPOSE_KILL_AT": str(kill_at)}
 
     def calls(self, pid: int | None = None) -> list[Call]:
         """All calls so far, of one process or of all."""

@@ -33,7 +33,7 @@ class Program:
 
     def __init__(self, namespace: Namespace, script: str, *arguments: str, env: dict[str, str] | None = None) -> None:
         self.namespace = namespace
-        paths = os.pathsep.join([str(TESTS), str(SCRIPTS)])
+        paths = os.pathsep.join(filter(None, [str(TESTS), str(SCRIPTS), os.environ.get("PYTHONPATH")]))
         self.process = subprocess.Popen(
             [sys.executable, "-X", "faulthandler", str(SCRIPTS / script), *arguments], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -10,7 +10,7 @@ from agent_code import HEARD, LISTEN
 from interposed import Call, Interposer
 from peer import SHM, Namespace, StartPeer, by_id, req
 from reference import SUCCESS, geometry, pattern
-from shared_bytes import directory_of, segments_of
+from shared_bytes import directory_of
 
 pytestmark = pytest.mark.timeout(120)
 ROWS = geometry(4, [2, 8], 2)

@@ -177,6 +177,7 @@ def test_b12_errors_of_the_plan_are_value_errors_too(pull: SelfPull) -> None:
 def test_b12_status_survives_pickling(pull: SelfPull, arguments: dict[str, Any], status: str) -> None:
     error = pull.refuses(LLMException, **arguments)
     twin = pickle.loads(pickle.dumps(error))
+    assert isinstance(twin, LLMException)
     assert type(twin) is type(error)
     assert (str(twin), twin.status_code.name) == (str(error), status)
 

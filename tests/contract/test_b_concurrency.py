@@ -11,6 +11,8 @@ from reference import NOT_EXIST, SUCCESS, Bytes, canary, geometry, pattern
 
 pytestmark = pytest.mark.timeout(300)
 TIMED_OUT = "LLM_WAIT_PROCESS_TIMEOUT"
+# What a pull may say while its link is being removed.
+ENDS_OF_A_LINK = {SUCCESS, "LLM_LINK_BUSY", "LLM_NOT_YET_LINK"}
 # 256 MiB in one row: no machine copies that within a millisecond.
 HUGE: dict[str, Any] = {"num_tensors": 4, "shape": [1, 64 << 20], "dtype": "DT_INT8"}
 FILL_HUGE = "for number, tensor in enumerate(agent.caches['kv'].tensors): tensor.numpy()[...] = number + 1"
@@ -218,3 +220,45 @@ def test_b15_puller_finalizes_while_its_threads_pull(stage: Stage) -> None:
     outcomes = {answer.outcome for batch in said[:-1] for answer in batch}
     assert outcomes <= {SUCCESS, NOT_EXIST, "LLM_ENGINE_FINALIZED", "LLM_FAILED"}
     assert stage.d.outcome("pull", key=by_id(1, 1), name="dst0") in ("LLM_ENGINE_FINALIZED", "LLM_FAILED")
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("who", ["decoder", "prompt"])
+def test_b15_unlink_while_threads_pull(stage: Stage, force: bool, who: str) -> None:
+    """Either the link is gone and says so, or the unlink gave up and the link works: nothing in between."""
+    digests = stage.allocate(1)
+    for row in range(THREADS):
+        stage.p.call("remove_key", key=req(1, row))
+    stage.send([[by_id(1, 1, row)] * 20 for row in range(THREADS)])
+    if who == "prompt":
+        unlinked = stage.p.call("unlink", ids=[2], timeout=5000, force=force)
+        batches = stage.answers()
+    else:
+        batches = stage.answers()
+        pulls = [[("pull", {"key": by_id(1, 1, row), "name": f"dst{row}"})] * 50 for row in range(THREADS)]
+        said = stage.d.parallel([*pulls, [("unlink", {"ids": [1], "timeout": 5000, "force": force})]])
+        unlinked = said[-1][0].value
+        assert {answer.outcome for batch in said[:-1] for answer in batch} <= ENDS_OF_A_LINK
+    for row, batch in enumerate(batches):
+        assert {outcome for outcome, _ in batch} <= ENDS_OF_A_LINK
+        assert all(digest == digests[row] for outcome, digest in batch if outcome == SUCCESS)
+    assert unlinked in ([SUCCESS, [SUCCESS]], ["LLM_UNLINK_FAILED", ["LLM_LINK_BUSY"]])
+    works = unlinked[0] != SUCCESS
+    pulled = stage.d.outcome("pull", key=by_id(1, 1), name="dst0")
+    assert pulled == (SUCCESS if works else "LLM_NOT_YET_LINK")
+
+
+def test_b15_links_come_and_go_while_threads_pull(stage: Stage) -> None:
+    digests = stage.allocate(1)
+    for row in range(THREADS):
+        stage.p.call("remove_key", key=req(1, row))
+    pulls = [_pull_and_look(f"dst{row}", by_id(1, 1, row)) * 50 for row in range(THREADS)]
+    turns = [("unlink", {"ids": [1]}), ("link", {"ids": [1]})] * 25
+    said = stage.d.parallel([*pulls, turns])
+    assert [answer.value for answer in said[-1]] == [[SUCCESS, [SUCCESS]]] * 50
+    for row, batch in enumerate(said[:-1]):
+        pairs = [(pulled.outcome, looked.value) for _, pulled, looked in zip(*[iter(batch)] * 3, strict=True)]
+        assert {outcome for outcome, _ in pairs} <= ENDS_OF_A_LINK
+        assert {digest for outcome, digest in pairs if outcome == SUCCESS} <= {digests[row]}
+        assert {digest for outcome, digest in pairs if outcome != SUCCESS} <= {UNTOUCHED}
+    assert stage.d.outcome("pull", key=by_id(1, 1), name="dst0") == SUCCESS

@@ -14,7 +14,6 @@ KEY, OTHER, PREFIX = req(1, 1), req(1, 2), prefix(1, 3)
 SHAPE = geometry(4, [3, 8], 2)
 FIRST_LAYER = {"src_layer_range": range(1), "dst_layer_range": range(1)}
 SECOND_LAYER = {"src_layer_range": range(1, 2), "dst_layer_range": range(1, 2)}
-BY_ROW = "by id"
 
 
 @pytest.fixture
@@ -31,8 +30,8 @@ def _pull(d: Peer, key: list[Any], **how: Any) -> str:
     return d.outcome("pull", key=key, name="kv", **how)
 
 
-AFTER = [
-    # what is pulled, how often and how; what a plain pull of KEY says afterwards
+AFTER: list[tuple[str, list[Any] | int, list[dict[str, Any]], str]] = [
+    # what is pulled (a key, or a row by id), how often and how; what a plain pull of KEY says afterwards
     ("the whole row", KEY, [{}], NOT_EXIST),
     ("both offsets of 0", KEY, [{"src_cache_offset": 0, "dst_cache_offset": 0}], SUCCESS),
     ("a source offset of 0", KEY, [{"src_cache_offset": 0}], SUCCESS),
@@ -48,22 +47,32 @@ AFTER = [
     ("all source tensors into a range", KEY, [{"dst_layer_range": range(2)}], NOT_EXIST),
     ("a few bytes of each tensor", KEY, [{"size": 1}], NOT_EXIST),
     ("a few bytes of each layer", KEY, [{**FIRST_LAYER, "size": 1}, {**SECOND_LAYER, "size": 3}], NOT_EXIST),
-    ("by id", by_id(1, 1, 0), [{}], NOT_EXIST),
-    ("by id, some source tensors", by_id(1, 1, 0), [SECOND_LAYER], SUCCESS),
-    ("by id, layer after layer", by_id(1, 1, 0), [SECOND_LAYER, FIRST_LAYER], NOT_EXIST),
-    ("by id with an offset", by_id(1, 1, 0), [{"src_cache_offset": 0}], SUCCESS),
-    ("by id, another row", by_id(1, 1, 1), [{}], SUCCESS),
+    ("by id", 0, [{}], NOT_EXIST),
+    ("by id, some source tensors", 0, [SECOND_LAYER], SUCCESS),
+    ("by id, layer after layer", 0, [SECOND_LAYER, FIRST_LAYER], NOT_EXIST),
+    ("by id with an offset", 0, [{"src_cache_offset": 0}], SUCCESS),
+    ("by id, another row", 1, [{}], SUCCESS),
     ("another key", OTHER, [{}], SUCCESS),
 ]
 
 
-@pytest.mark.parametrize(("key", "pulls", "again"), [row[1:] for row in AFTER], ids=[row[0] for row in AFTER])
-def test_b2_pull_again_after(pair: tuple[Peer, Peer], key: list[Any], pulls: list[dict[str, Any]],
-                             again: str) -> None:
-    _, d = pair
-    assert [_pull(d, key, **how) for how in pulls] == [SUCCESS] * len(pulls)
-    assert _pull(d, KEY) == again
-    assert _pull(d, KEY) == NOT_EXIST
+def test_b2_pull_again_after(pair: tuple[Peer, Peer]) -> None:
+    p, d = pair
+    said = {}
+    for name, key, pulls, again in AFTER:
+        cache_id = _bind_anew(p)
+        named = by_id(1, cache_id, key) if isinstance(key, int) else key
+        before = [_pull(d, named, **how) for how in pulls]
+        said[name] = ([*before, _pull(d, KEY), _pull(d, KEY)], [*[SUCCESS] * len(pulls), again, NOT_EXIST])
+    assert {name: got for name, (got, wanted) in said.items() if got != wanted} == {}
+
+
+def _bind_anew(p: Peer) -> int:
+    """All keys name rows of a new cache "kv", whatever became of them before: its id."""
+    for key in (KEY, OTHER, PREFIX):
+        p.call("remove_key", key=key)
+    cache_id: int = p.call("allocate", name="kv", shape=[3, 8], keys=[KEY, OTHER, PREFIX])
+    return cache_id
 
 
 def test_b2_only_the_destination_has_a_layer_range(pair: tuple[Peer, Peer]) -> None:
@@ -110,34 +119,35 @@ def test_b2_failed_pulls_do_not_count(pair: tuple[Peer, Peer]) -> None:
     assert _pull(d, KEY, **SECOND_LAYER) == NOT_EXIST
 
 
-@pytest.mark.parametrize("layers", [
+WINDOWS = [
     *itertools.permutations([(0, 1), (1, 2), (2, 3)]),
     ((0, 2), (1, 3)), ((1, 3), (1, 2), (0, 2)), ((2, 3), (2, 3), (0, 1), (0, 1), (1, 2)), ((1, 2), (0, 3)),
-], ids=str)
-def test_b4_key_goes_with_the_last_missing_layer(prompt: StartPeer, decoder: StartPeer,
-                                                 layers: tuple[tuple[int, int], ...]) -> None:
+]
+
+
+def test_b4_key_goes_with_the_last_missing_layer(prompt: StartPeer, decoder: StartPeer) -> None:
     p, d = prompt(1), decoder(2)
-    p.call("allocate", name="kv", num_tensors=6, keys=[KEY])
-    p.call("fill", name="kv", generation=1)
     d.call("allocate", name="kv", num_tensors=6)
-    for start, stop in layers:
-        window = range(start, stop)
-        assert _pull(d, KEY, src_layer_range=window, dst_layer_range=window) == SUCCESS
-    assert _pull(d, KEY, src_layer_range=range(1), dst_layer_range=range(1)) == NOT_EXIST
-    wanted = pattern(geometry(6, [2, 8], 2), 1)
-    np.testing.assert_array_equal(d.read("kv")[:, :, 0], wanted[:, :, 0])
+    for generation, windows in enumerate(WINDOWS):
+        p.call("allocate", name="kv", num_tensors=6, keys=[KEY])
+        p.call("fill", name="kv", generation=generation)
+        for window in (range(start, stop) for start, stop in windows):
+            assert _pull(d, KEY, src_layer_range=window, dst_layer_range=window) == SUCCESS, windows
+        assert _pull(d, KEY, src_layer_range=range(1), dst_layer_range=range(1)) == NOT_EXIST, windows
+        wanted = pattern(geometry(6, [2, 8], 2), generation)
+        np.testing.assert_array_equal(d.read("kv")[:, :, 0], wanted[:, :, 0])
 
 
-@pytest.mark.parametrize("num_tensors", [63, 64, 65, 129, 200])
-def test_b4_coverage_of_many_tensors(prompt: StartPeer, decoder: StartPeer, num_tensors: int) -> None:
+def test_b4_coverage_of_many_tensors(prompt: StartPeer, decoder: StartPeer) -> None:
     p, d = prompt(1), decoder(2)
-    p.call("allocate", name="kv", num_tensors=num_tensors, keys=[KEY])
     d.call("allocate", name="one", num_tensors=1)
-    order = [*range(1, num_tensors, 2), *range(0, num_tensors, 2)]
-    pulls = [("pull", {"key": KEY, "name": "one", "src_layer_range": range(tensor, tensor + 1),
-                       "tensor_num_per_layer": 1}) for tensor in [*order, 0]]
-    said = [answer.outcome for answer in d.batch(pulls)]
-    assert said == [SUCCESS] * num_tensors + [NOT_EXIST]
+    for num_tensors in (63, 64, 65, 129, 200):
+        p.call("allocate", name="kv", num_tensors=num_tensors, keys=[KEY])
+        order = [*range(1, num_tensors, 2), *range(0, num_tensors, 2)]
+        pulls = [("pull", {"key": KEY, "name": "one", "src_layer_range": range(tensor, tensor + 1),
+                           "tensor_num_per_layer": 1}) for tensor in [*order, 0]]
+        said = [answer.outcome for answer in d.batch(pulls)]
+        assert said == [SUCCESS] * num_tensors + [NOT_EXIST]
 
 
 def test_b4_different_sizes_of_layers_add_up(pair: tuple[Peer, Peer]) -> None:

@@ -69,6 +69,16 @@ def test_b13_killed_peer_is_noticed_long_before_the_timeout(pair: tuple[Peer, Pe
     assert [_pull(d), _check(d), _pull(d)] == [TIMED_OUT] * 3
 
 
+@pytest.mark.parametrize("end", ["kill", "finalize"])
+def test_b13_gone_peer_stays_gone(pair: tuple[Peer, Peer], end: str) -> None:
+    """The memory is still mapped: without a look at the peer a pull would work, and bring bytes of a dead cache."""
+    p, d = pair
+    assert _pull(d) == SUCCESS
+    p.kill() if end == "kill" else p.call("finalize")
+    said = d.batch([("pull", {"key": by_id(1, 1), "name": "kv"})] * 500)
+    assert [answer.outcome for answer in said] == [TIMED_OUT] * 500
+
+
 def test_b13_finalized_peer_is_noticed_too(pair: tuple[Peer, Peer]) -> None:
     p, d = pair
     assert _pull(d) == SUCCESS
@@ -261,3 +271,22 @@ def test_b16_many_decoders_of_one_prompt(pair: tuple[Peer, Peer], decoder: Start
         d.call("allocate", name="kv")
     others[0].kill()
     assert [_pull(pair[1]), others[1].outcome("pull", key=by_id(1, 1), name="kv")] == [SUCCESS, SUCCESS]
+
+
+@pytest.mark.parametrize("cluster_id", [0, 2**63, 2**64 - 1])
+def test_b16_every_uint64_is_a_cluster_id(prompt: StartPeer, decoder: StartPeer, cluster_id: int) -> None:
+    p, d = prompt(cluster_id), decoder(1, link=(cluster_id,))
+    p.call("allocate", name="kv", keys=[req(cluster_id, 1)])
+    d.call("allocate", name="kv")
+    assert d.outcome("pull", key=req(cluster_id, 1), name="kv") == SUCCESS
+    assert d.call("unlink", ids=[cluster_id]) == [SUCCESS, [SUCCESS]]
+
+
+def test_b16_namespaces_do_not_see_each_other(namespace: Namespace, pair: tuple[Peer, Peer]) -> None:
+    elsewhere = {"SHMKV_NAMESPACE": f"{namespace.name}-2"}
+    namespace.start_cluster("PROMPT", 1, env=elsewhere).kill()
+    namespace.start_cluster("PROMPT", 5, env=elsewhere)
+    d = namespace.start_cluster("DECODER", 2, env=elsewhere)
+    assert d.call("link", ids=[5]) == [SUCCESS, [SUCCESS]]
+    assert pair[1].call("link", ids=[5], timeout=100) == [FAILED, [TIMED_OUT]]
+    assert _pull(pair[1]) == SUCCESS

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peer import Answer, Peer, StartPeer, array, by_id
-from pull_cases import Case, Side, random_case
+from pull_cases import Case, Side, case_in_one_cache, random_case
 from pull_table import DESTINATION_SHAPE, DESTINATION_TENSORS, TABLE
 from reference import SUCCESS, Bytes, Pull, canary, expected_pull, noise
 
@@ -20,7 +20,7 @@ from shmkv import CacheDesc, CacheKeyByIdAndIndex, DataType, KvCache, LLMExcepti
 
 pytestmark = pytest.mark.timeout(600)
 Here = Callable[..., Any]
-MANY = settings(max_examples=2500, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+MANY = settings(max_examples=2000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 OWN = 1
 DESTINATION = Side(DESTINATION_TENSORS, DESTINATION_SHAPE, "DT_FLOAT16", 0)
 
@@ -41,17 +41,13 @@ def _pull(manager: Any, src: KvCache, dst: KvCache, pull: Pull) -> str:
     return SUCCESS
 
 
-def _case_from(data: st.DataObject) -> Case:
-    return random_case(lambda low, high: data.draw(st.integers(low, high)))
-
-
 def test_b1_self_pull_moves_what_the_twin_moves(here: Here) -> None:
     manager = here("DECODER", OWN).kv_cache_manager
 
     @MANY
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
-        case = _case_from(data)
+        case = random_case(lambda low, high: data.draw(st.integers(low, high)))
         before, empty = noise(case.src.geometry, data.draw(st.integers(0, 99))), canary(case.dst.geometry)
         src, dst = _allocate(manager, case.src, before), _allocate(manager, case.dst, empty)
         said = _pull(manager, src, dst, case.pull)
@@ -69,10 +65,10 @@ def test_b1_self_pull_moves_what_the_twin_moves(here: Here) -> None:
 def test_b1_pull_within_one_cache_is_as_if_through_a_temporary(here: Here) -> None:
     manager = here("DECODER", OWN).kv_cache_manager
 
-    @settings(MANY, max_examples=500)
+    @settings(MANY, max_examples=1000)
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
-        case = _case_from(data)
+        case = case_in_one_cache(lambda low, high: data.draw(st.integers(low, high)))
         before = noise(case.src.geometry, data.draw(st.integers(0, 99)))
         cache = _allocate(manager, case.src, before)
         said = _pull(manager, cache, cache, case.pull)

@@ -62,8 +62,8 @@ def test_second_request_is_pulled_by_layers_and_then_by_offsets(d: Peer) -> None
 
 
 def test_second_request_is_still_there_after_parts_of_it(d: Peer) -> None:
-    parts = [{"src_layer_range": range(2), "dst_layer_range": range(2, 4)},
-             {"src_cache_offset": 64, "dst_cache_offset": 64}]
+    parts: list[dict[str, Any]] = [{"src_layer_range": range(2), "dst_layer_range": range(2, 4)},
+                                   {"src_cache_offset": 64, "dst_cache_offset": 64}]
     assert [d.outcome("pull", key=SECOND, name="kv", **part) for part in parts] == [SUCCESS, SUCCESS]
     assert d.outcome("pull", key=SECOND, name="kv", batch_index=1) == SUCCESS
     np.testing.assert_array_equal(d.read("kv")[:, :, 1], SOURCE[:, :, 1])

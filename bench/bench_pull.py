@@ -1,0 +1,214 @@
+"""A pull against everything else that moves the same bytes: the four workloads, small pulls, several decoders at once."""
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import contenders as ways
+import pytest
+import yardstick
+from arena import Arena, opened
+from cluster import Source
+from contenders import Target
+from measure import Contender, Medians, interleave, repeat
+from programs import Process
+from pytest_benchmark.fixture import BenchmarkFixture
+from report import Row, signed_text, time_text
+from session import PROMPT_ID, Record, Run
+from workloads import DESTINATIONS, LARGE, MEDIUM, SMALL, Workload
+
+import shmkv
+
+HELPER_ID = 3
+FOUR_KIB = 4096
+MANY = 64
+SPAN_NS = 300_000_000       # of one round of several decoders
+
+Manager = shmkv.KvCacheManager
+
+
+@dataclass(frozen=True)
+class Helper:
+    """A second decoder process, and how many threads it had before its first pull."""
+
+    process: Process
+    threads_at_start: int
+
+
+# -- the workloads -----------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def two_threads(prompt: Process) -> Iterator[Helper]:
+    """A second decoder process: it copies on two threads, where this one has a single one."""
+    with Process("decoder.py", str(HELPER_ID), str(PROMPT_ID), env={"SHMKV_COPY_THREADS": "2"}) as process:
+        yield Helper(process, process.call("threads"))
+
+
+@pytest.fixture(scope="module", params=[SMALL, MEDIUM, LARGE], ids=lambda workload: str(workload.name.split()[0]))
+def arena(request: pytest.FixtureRequest, manager: Manager, prompt: Process) -> Iterator[Arena]:
+    workload: Workload = request.param
+    try:
+        with opened(manager, prompt, workload) as made:
+            yield made
+    except MemoryError as error:
+        pytest.skip(str(error))
+
+
+def pull_on_two(helper: Helper, arena: Arena, at: int, loop: yardstick.Loop) -> Contender | None:
+    """The pull of the second process; None for the small workload, which is too small for two, and if no thread is made."""
+    if arena.workload is SMALL:
+        return None
+    process = helper.process
+    process.call("target", source=arena.source.to_json(), num_tensors=arena.workload.num_tensors,
+                 row_nbytes=arena.workload.row_nbytes, at=at, kernel=loop.kernel, streaming=loop.streaming)
+    process.call("run", way="pull", number=1)
+    if process.call("threads") <= helper.threads_at_start:
+        return None
+    return Contender(ways.OURS_TWO, partial(_run_there, process, "pull"), partial(process.call, "check"), threads=2)
+
+
+def _run_there(process: Process, way: str, number: int) -> int:
+    return int(process.call("run", way=way, number=number))
+
+
+def private_ways(arena: Arena, at: int, stack: contextlib.ExitStack) -> Iterator[Contender]:
+    """What a user would write, into memory of this process."""
+    workload, source, shared = arena.workload, arena.source, arena.shared
+    rows = arena.private.rows(workload.num_tensors, workload.row_nbytes, at)
+    yield shared.numpy(rows)
+    torch = ways.import_torch()
+    if torch is not None:
+        yield shared.torch(torch, rows, 1)
+        yield shared.torch(torch, rows, 2)
+    yield ways.readv(source, shared.rows, rows)
+    yield ways.unix_socket(arena.prompt, source, shared.rows, rows, stack)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("at", DESTINATIONS)
+def test_workload(arena: Arena, at: int, two_threads: Helper, run: Run, record: Record, benchmark: BenchmarkFixture) -> None:
+    """A whole cache, by cache id, so that nothing is consumed."""
+    workload = arena.workload
+    rounds = run.rounds(workload.rounds)
+    row = Row("workloads", workload.name, at, workload.nbytes)
+    with contextlib.ExitStack() as stack:
+        target = stack.enter_context(arena.target(at))
+        stack.callback(two_threads.process.call, "forget")
+        loop = yardstick.choose(target, run.rounds(min(workload.rounds, yardstick.ROUNDS)), workload.number)
+        others = [target.bare(loop.kernel, loop.streaming), *private_ways(arena, at, stack)]
+        if workload is not SMALL:
+            others.append(target.bare_two(loop.kernel, loop.streaming, stack))
+        on_two = pull_on_two(two_threads, arena, at, loop)
+        others += [way for way in (target.prepared(), on_two) if way is not None]
+        medians = interleave(benchmark, target.pull(), others, rounds=rounds, number=workload.number)
+    row.notes = [f"C: {loop}", above_bare(medians)]
+    record(row, medians, ways.OURS)
+
+
+def above_bare(medians: Medians) -> str:
+    """What a pull costs besides its copy."""
+    texts = [f"{name.removeprefix('ours').strip(', ') or 'plain'} {signed_text(medians[name] - medians[ways.BARE])}"
+             for name in (ways.OURS, ways.PREPARED) if name in medians]
+    return "beyond the copy: " + ", ".join(texts)
+
+
+# -- small pulls -------------------------------------------------------------------------------------------------------
+
+def test_four_kib(manager: Manager, prompt: Process, run: Run, record: Record, benchmark: BenchmarkFixture) -> None:
+    """One run of 4 KiB: what a pull costs when there is nothing to copy."""
+    source = Source(**prompt.call("publish", num_tensors=1, row_nbytes=FOUR_KIB))
+    target = Target(manager, source, 1, FOUR_KIB, 0)
+    shared = ways.Shared(prompt, source, 1, FOUR_KIB)
+    private = ways.Private(FOUR_KIB).rows(1, FOUR_KIB, 0)
+    others = [target.bare("", False), shared.numpy(private)]
+    others += [way for way in (target.prepared(),) if way is not None]
+    medians = interleave(benchmark, target.pull(), others, rounds=run.rounds(300), number=200)
+    row = Row("small pulls", "one run of 4 KiB", 0, FOUR_KIB)
+    row.notes = [f"{name.replace('ours, ', '').replace('ours', 'plain')} {1e9 / medians[name]:,.0f} a second"
+                 for name in (ways.OURS, ways.PREPARED) if name in medians]
+    record(row, medians, ways.OURS)
+    target.close()
+    shared.close()
+    prompt.call("drop", cache_id=source.cache_id)
+
+
+def test_by_key(manager: Manager, prompt: Process, run: Run, record: Record, benchmark: BenchmarkFixture) -> None:
+    """By a prefix key against by cache id."""
+    source = Source(**prompt.call("publish", num_tensors=SMALL.num_tensors, row_nbytes=SMALL.row_nbytes, prefix_id=7))
+    target = Target(manager, source, SMALL.num_tensors, SMALL.row_nbytes, 0)
+    by_id = target.pull("by id")
+    target.key = shmkv.CacheKey(PROMPT_ID, 2**64 - 1, 0, 7)
+    medians = interleave(benchmark, target.pull(), [by_id, target.bare("", False)], rounds=run.rounds(200), number=20)
+    row = Row("small pulls", "small by prefix key", 0, SMALL.nbytes)
+    row.notes = [f"x{medians.ratio(ways.OURS, 'by id'):.2f} of by id"]
+    record(row, medians, ways.OURS)
+    target.close()
+    prompt.call("drop", cache_id=source.cache_id)
+
+
+def test_pull_many(manager: Manager, prompt: Process, run: Run, record: Record, benchmark: BenchmarkFixture) -> None:
+    """Rows of 4 KiB by one call, against the same rows by a call each."""
+    if not hasattr(manager, "pull_many"):
+        pytest.skip("this version has no pull_many")
+    source = Source(**prompt.call("publish", num_tensors=1, row_nbytes=FOUR_KIB, rows=MANY))
+    target = manager.allocate_cache(shmkv.CacheDesc(1, [MANY, FOUR_KIB // 2], shmkv.DataType.DT_FLOAT16))
+    keys = [shmkv.CacheKeyByIdAndIndex(PROMPT_ID, source.cache_id, row) for row in range(MANY)]
+    requests = [shmkv.PullRequest(key, target, row) for row, key in enumerate(keys)]
+
+    def one_by_one() -> None:
+        for row, key in enumerate(keys):
+            manager.pull_cache(key, target, row)
+
+    many = Contender(ways.OURS, repeat(partial(manager.pull_many, requests)))
+    medians = interleave(benchmark, many, [Contender("one by one", repeat(one_by_one))], rounds=run.rounds(100), number=5)
+    row = Row("small pulls", f"{MANY} rows of 4 KiB, one call", 0, MANY * FOUR_KIB)
+    row.notes = [f"{time_text(medians[ways.OURS] / MANY)} a row", f"x{medians.ratio(ways.OURS, 'one by one'):.2f} of a call each"]
+    record(row, medians, ways.OURS)
+    manager.deallocate_cache(target)
+    prompt.call("drop", cache_id=source.cache_id)
+
+
+# -- several decoders --------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def decoders(prompt: Process) -> Iterator[list[Process]]:
+    """Four decoder processes, each with a destination of its own for the same medium cache."""
+    source = prompt.call("publish", num_tensors=MEDIUM.num_tensors, row_nbytes=MEDIUM.row_nbytes)
+    loop = yardstick.library_choice(MEDIUM.nbytes)
+    with contextlib.ExitStack() as stack:
+        made = [stack.enter_context(Process("decoder.py", str(10 + number), str(PROMPT_ID))) for number in range(4)]
+        for process in made:
+            process.call("target", source=source, num_tensors=MEDIUM.num_tensors, row_nbytes=MEDIUM.row_nbytes, at=16,
+                         kernel=loop.kernel, streaming=loop.streaming)
+        yield made
+    prompt.call("drop", cache_id=source["cache_id"])
+
+
+def all_at_once(processes: list[Process], way: str) -> Callable[[], float]:
+    """Total goes a second of all processes in one span of time."""
+
+    def rate() -> float:
+        begin = time.monotonic_ns() + 30_000_000
+        for process in processes:
+            process.send("run_between", way=way, begin_ns=begin, end_ns=begin + SPAN_NS)
+        return float(sum(process.receive() for process in processes))
+
+    return rate
+
+
+def _time_each(rate: Callable[[], float]) -> Callable[[int], int]:
+    """A rate as nanoseconds for one go, to compare like everything else."""
+    return lambda number: round(1e9 * number / rate())
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_decoders(decoders: list[Process], count: int, run: Run, record: Record, benchmark: BenchmarkFixture) -> None:
+    """As many processes pull the same 64 MiB at the same time; the yardstick is as many bare copies at the same time."""
+    ours = Contender(ways.OURS, _time_each(all_at_once(decoders[:count], "pull")))
+    bare = Contender(ways.BARE, _time_each(all_at_once(decoders[:count], "bare")))
+    medians = interleave(benchmark, ours, [bare], rounds=run.rounds(5))
+    row = Row("decoders", f"{count} decoders, medium", 16, MEDIUM.nbytes, notes=["GB/s of all together"])
+    record(row, medians, ways.OURS)

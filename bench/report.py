@@ -1,0 +1,220 @@
+"""The result of a run: rows, one table, JSON, a chart, and the table's place in docs/performance.md.
+
+As a program it works from the JSON of a run, so that no figure of the document is ever typed:
+
+    python bench/report.py [--json docs/bench.json] [--chart docs/bench.png] [--document docs/performance.md]
+"""
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import importlib.util
+import json
+import os
+import platform
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+BLANK = "-"
+CHARTED = ("ours", "ours, 2 threads", "bare C", "bare C, 2 threads", "numpy", "torch", "torch, 2 threads", "process_vm_readv",
+           "unix socket")
+
+
+@dataclass
+class Row:
+    """One line of the table. Times are medians in nanoseconds for one go; `at` is the byte of its page where each destination
+    row begins. `times` are the contenders'; `quartiles` those of everybody; `values` what is no time of anybody."""
+
+    group: str
+    name: str
+    at: int | None = None
+    nbytes: int = 0
+    ours: float | None = None
+    times: dict[str, float] = field(default_factory=dict)
+    quartiles: dict[str, list[float]] = field(default_factory=dict)
+    rounds: int = 0
+    values: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def ratio(self, name: str, ours: str = "") -> float | None:
+        """Our time divided by the contender's; `ours` names another of our times."""
+        mine = self.times.get(ours) if ours else self.ours
+        other = self.times.get(name)
+        return mine / other if mine is not None and other else None
+
+
+def time_text(ns: float | None) -> str:
+    """Three digits and a unit."""
+    if ns is None:
+        return BLANK
+    for unit, factor in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if ns >= factor:
+            return f"{ns / factor:.3g} {unit}" if ns / factor < 999.5 else f"{ns / factor:.0f} {unit}"
+    return f"{ns:.3g} ns"
+
+
+def signed_text(ns: float) -> str:
+    return f"-{time_text(-ns)}" if ns < 0 else time_text(ns)
+
+
+def ratio_text(ratio: float | None) -> str:
+    if ratio is None:
+        return BLANK
+    return f"{ratio:.2f}" if ratio >= 0.095 else f"{ratio:.3f}"
+
+
+def speed_text(row: Row) -> str:
+    return f"{row.nbytes / row.ours:.1f}" if row.nbytes and row.ours else BLANK
+
+
+GROUPS = ("workloads", "small pulls", "decoders", "index", "cycles", "lock", "loops")
+
+
+def sort(rows: list[Row]) -> list[Row]:
+    """In the order of GROUPS, and in the order of measurement within one; unknown groups come last."""
+    return sorted(rows, key=lambda row: GROUPS.index(row.group) if row.group in GROUPS else len(GROUPS))
+
+
+def _versus(name: str, ours: str = "") -> Callable[[Row], str]:
+    return lambda row: ratio_text(row.ratio(name, ours))
+
+
+TWO = "ours, 2 threads"
+COLUMNS: dict[str, Callable[[Row], str]] = {
+    "measured": lambda row: row.name,
+    "at": lambda row: BLANK if row.at is None else str(row.at),
+    "ours": lambda row: time_text(row.ours),
+    "GB/s": speed_text,
+    "2 threads": lambda row: time_text(row.times.get(TWO)),
+    "prepared": lambda row: time_text(row.times.get("ours, prepared")),
+    "/C": _versus("bare C"),
+    "/C 2": _versus("bare C, 2 threads", TWO),
+    "/numpy": _versus("numpy"),
+    "/torch": _versus("torch"),
+    "/torch 2": _versus("torch, 2 threads", TWO),
+    "/readv": _versus("process_vm_readv"),
+    "/socket": _versus("unix socket"),
+    "notes": lambda row: "; ".join(row.notes),
+}
+
+
+def table(rows: Iterable[Row]) -> str:
+    """All rows in one table, readable as text and as Markdown."""
+    lines = [list(COLUMNS), *[[cell(row) for cell in COLUMNS.values()] for row in rows]]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS) - 1)]
+    texts = ["| " + " | ".join([*(f"{cell:{width}}" for cell, width in zip(line, widths, strict=False)), line[-1]]) + " |"
+             for line in lines]
+    return "\n".join([texts[0], "|" + "|".join(["-" * (width + 2) for width in widths] + ["---"]) + "|", *texts[1:]])
+
+
+LEGEND = ("ours: median time of one go; 2 threads, prepared: our other ways; /X: our time divided by that of X in the same rounds, "
+          "below 1 is faster than X;\n/C 2, /torch 2: ours with 2 threads against theirs; "
+          "at: the byte of its page where each destination row begins.")
+
+
+# -- the machine -------------------------------------------------------------------------------------------------------
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith(("model name", "Model")):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def _memory_gib() -> int:
+    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
+
+
+def machine() -> dict[str, Any]:
+    """Where and when a run took place, and with what."""
+    import numpy
+
+    import shmkv
+    from shmkv import _copy
+    chosen = _copy.current()
+    libc = " ".join(platform.libc_ver())
+    return {
+        "cpu": _cpu(), "cores": len(os.sched_getaffinity(0)), "memory_gib": _memory_gib(), "linux": platform.release(),
+        "libc": libc, "python": platform.python_version(), "numpy": numpy.__version__, "shmkv": shmkv.__version__,
+        "kernel": chosen["kernel"], "nt_threshold": chosen["nt_threshold"],
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+    }
+
+
+def machine_line(about: dict[str, Any]) -> str:
+    return (f"{about['cpu']}, {about['cores']} cores, {about['memory_gib']} GiB; Linux {about['linux']}, {about['libc']}, "
+            f"Python {about['python']}, numpy {about['numpy']}; shmkv {about['shmkv']} with loop {about['kernel']}, streaming from "
+            f"{about['nt_threshold'] >> 20} MiB; {about['date']}")
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+def save(path: Path, about: dict[str, Any], rows: list[Row], command: str, scale: float) -> None:
+    """JSON of a whole run. `scale` is by how much the rounds were cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = {"command": command, "rounds_scale": scale, "machine": about, "rows": [asdict(row) for row in rows]}
+    path.write_text(json.dumps(data, indent=1) + "\n")
+
+
+def load(path: Path) -> tuple[dict[str, Any], list[Row]]:
+    """What `save` wrote, and its rows."""
+    data = json.loads(path.read_text())
+    return data, [Row(**row) for row in data["rows"]]
+
+
+def document(path: Path, data: dict[str, Any], rows: list[Row]) -> None:
+    """Put the table between the marks of a Markdown file. ValueError if it has no marks."""
+    text = path.read_text()
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{path} has no lines {BEGIN} and {END}")
+    cut = "" if data["rounds_scale"] == 1 else f" A trial with {data['rounds_scale']:g} of the rounds: expect scatter."
+    block = f"Written by `{data['command']}`.{cut}\n\n{machine_line(data['machine'])}\n\n{table(rows)}"
+    path.write_text(f"{head}{BEGIN}\n{block}\n{END}{tail}")
+
+
+def has_matplotlib() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def chart(path: Path, rows: list[Row], title: str) -> None:
+    """GB/s of every contender for each workload, destination 16, as a picture. Needs matplotlib."""
+    importlib.import_module("matplotlib").use("Agg")
+    pyplot: Any = importlib.import_module("matplotlib.pyplot")
+    chosen = [row for row in rows if row.group == "workloads" and row.at in (16, None) and row.ours]
+    figure, axes = pyplot.subplots(figsize=(10, 5))
+    for place, name in enumerate(CHARTED):
+        times = [row.ours if name == "ours" else row.times.get(name) for row in chosen]
+        speeds = [row.nbytes / time if time else 0.0 for row, time in zip(chosen, times, strict=True)]
+        axes.bar([i + (place - len(CHARTED) / 2) * 0.09 for i in range(len(chosen))], speeds, 0.085, label=name, align="edge")
+    axes.set_xticks(range(len(chosen)), [row.name for row in chosen])
+    axes.set_ylabel("GB/s")
+    axes.set_title(title, fontsize=8)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description="Table, chart and document from the JSON of a run.")
+    options.add_argument("--json", type=Path, default=Path("docs/bench.json"))
+    options.add_argument("--chart", type=Path)
+    options.add_argument("--document", type=Path)
+    given = options.parse_args()
+    data, rows = load(given.json)
+    print(table(rows), machine_line(data["machine"]), sep="\n\n")
+    if given.document:
+        document(given.document, data, rows)
+    if given.chart:
+        chart(given.chart, rows, machine_line(data["machine"]))
+
+
+if __name__ == "__main__":
+    main()

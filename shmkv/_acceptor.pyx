@@ -1,0 +1,50 @@
+# cython: language_level=3, freethreading_compatible=True
+"""What the cluster that was linked to does with a link: it has the record in its own directory, and no handle.
+
+It touches the record only when it acts itself; pulls out of its caches need nothing of it.
+"""
+from libc.errno cimport EAGAIN, EBUSY, EINTR
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from shmkv._futex cimport load64_seq, now_ns, word_give_up, word_release, word_try, word_wait_slice
+from shmkv._layout cimport LINK_REMOVED, SIDE_ACCEPTOR, SIDE_INITIATOR, LinkRecord, link_at
+from shmkv._link cimport LINK_INTERRUPTED, LINK_TIMEOUT, Patience, patience_init, raise_pending, run_signals
+from shmkv._link_record cimport end_link, side_lives
+from shmkv._mapping cimport Region
+
+
+def remove(Region directory, uint32_t slot, int life_fd, Region members, int64_t timeout_ms, bint force):
+    """LIVE -> REMOVED by the cluster that was linked to: after its turn at the word, or at once if `force` or the other side is
+    dead. False if the word could not be had in time. Raises what a signal handler raised."""
+    cdef LinkRecord* link = link_at(directory.address, slot)
+    cdef uint64_t seen = load64_seq(&link.state)
+    cdef Patience wait
+    cdef int status
+    patience_init(&wait, timeout_ms)
+    if force or not side_lives(&link.sides[SIDE_INITIATOR], life_fd, members.address):
+        end_link(link, seen, LINK_REMOVED)
+        return True
+    with nogil:
+        status = take_word_of_acceptor(link, &wait)
+        if status == 0:
+            end_link(link, seen, LINK_REMOVED)
+            word_release(&link.word, SIDE_ACCEPTOR)
+        else:
+            word_give_up(&link.word, SIDE_ACCEPTOR, 0)
+    if status == LINK_INTERRUPTED:
+        raise_pending()
+    return status == 0
+
+
+cdef int take_word_of_acceptor(LinkRecord* link, Patience* wait) noexcept nogil:
+    cdef int waited = word_try(&link.word, SIDE_ACCEPTOR, 0)
+    cdef int status
+    while waited == -EBUSY or waited == -EAGAIN or waited == -EINTR:
+        if waited != -EBUSY:
+            status = run_signals(wait)
+            if status != 0:
+                return status
+            if now_ns() >= wait.deadline_ns:
+                return LINK_TIMEOUT
+        waited = word_wait_slice(&link.word, SIDE_ACCEPTOR, wait.deadline_ns, 0)
+    return waited

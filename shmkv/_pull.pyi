@@ -1,0 +1,36 @@
+"""Types of the hot path's calls."""
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from shmkv._core import LocalCache
+from shmkv._link import LinkHandle
+from shmkv.errors import LLMException
+
+DST_GONE: Final[int]
+SRC_GONE: Final[int]
+
+# `select` has ten numbers; callers cut it up and put it together again, so its length is not part of the type.
+def pull(
+    handle: LinkHandle, dst: LocalCache, packed: bytes, select: tuple[int, ...], consumes: bool, timeout_ms: int
+) -> int: ...
+def pull_many(
+    handle: LinkHandle, requests: Sequence[tuple[LocalCache, bytes, tuple[int, ...], bool]], timeout_ms: int
+) -> tuple[int, int]: ...
+def copy(src: LocalCache, dst: LocalCache, select: tuple[int, ...], timeout_ms: int) -> int: ...
+def check(dst: LocalCache, select: tuple[int, ...]) -> int: ...
+def last_pull() -> tuple[int, int, int]: ...
+
+class PreparedPull:
+    def __init__(
+        self,
+        dst: LocalCache,
+        select: tuple[int, ...],
+        consumes: bool,
+        timeout_ms: int,
+        key_types: tuple[type, ...],
+        again: Callable[[Any], LinkHandle | None],
+        fail: Callable[[Any, int], LLMException],
+    ) -> None: ...
+    @property
+    def dst(self) -> LocalCache: ...
+    def __call__(self, key: object) -> None: ...

@@ -1,0 +1,220 @@
+# cython: language_level=3, freethreading_compatible=True, cdivision=True
+"""The hot path as Python calls it: numbers out of objects, one block without the GIL, a status back.
+
+Arguments are checked in `transfer.py` and the managers; nothing here knows what a status means to a caller.
+"""
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
+
+from shmkv._core cimport (
+    PULL_DST_GONE,
+    PULL_SRC_GONE,
+    Local,
+    LocalCache,
+    Request,
+    copy_now,
+    last_pull_read,
+    local_enter,
+    local_leave,
+    pull_locked,
+    pull_now,
+)
+from shmkv._futex cimport load32_acquire, now_ns
+from shmkv._layout cimport KEY_NONE
+from shmkv._link cimport (
+    LINK_ENDED,
+    LINK_FORKED,
+    LINK_INTERRUPTED,
+    LinkHandle,
+    Patience,
+    link_enter,
+    link_leave,
+    patience_init,
+    raise_pending,
+)
+from shmkv._plan cimport Selection, check_destination
+
+cdef enum:
+    KEY_UNUSABLE = 255              # as in keys.py
+
+
+cdef void request_init(Request* want, tuple select):
+    """`select`: (size, src_offset, dst_offset, src_row, dst_row, src_first, src_count, dst_first, dst_count, divisor)."""
+    cdef Selection* s = &want.select
+    memset(want, 0, sizeof(Request))
+    s.size, s.src_offset, s.dst_offset, s.src_row, s.dst_row, s.src_first, s.src_count, s.dst_first, s.dst_count, s.divisor = select
+
+
+cdef int set_key(Request* want, bytes packed) except -1:
+    """The six numbers of `keys.py`: cluster id, kind, three words or the cache id, row."""
+    cdef uint64_t words[6]
+    if len(packed) != sizeof(words):
+        raise ValueError(f"a packed key has {sizeof(words)} bytes, not {len(packed)}")
+    memcpy(words, <const char*>packed, sizeof(words))
+    want.by_key = words[1] != KEY_NONE
+    want.key.kind = <uint32_t>words[1]
+    want.key.words[0], want.key.words[1], want.key.words[2], want.key.words[3] = words[2], words[3], words[4], 0
+    want.cache_id = <int64_t>words[2]
+    want.select.src_row = 0 if want.by_key else <uint32_t>words[5]
+    return 0
+
+
+def pull(LinkHandle handle, LocalCache dst, bytes packed, tuple select, bint consumes, int64_t timeout_ms):
+    """Pull one row over a link: 0 or a negative status. Raises only what a signal handler raised.
+
+    `packed`: a usable key as `keys.py` packs it; `select` as in `request_init`.
+    """
+    cdef Request want
+    cdef int status
+    request_init(&want, select)
+    set_key(&want, packed)
+    want.consumes = consumes
+    patience_init(&want.wait, timeout_ms)
+    with nogil:
+        status = pull_now(&handle.link, &dst.local, &want)
+    if status == LINK_INTERRUPTED:
+        raise_pending()
+    return status
+
+
+def pull_many(LinkHandle handle, requests, int64_t timeout_ms):
+    """Pull several rows under one lock and one deadline: (how many were done, 0 or the status of the next one).
+
+    `requests`: [(LocalCache, packed key, select, consumes)], as for `pull`. All destinations are checked before the first byte.
+    """
+    cdef int count = len(requests), done = 0, entered = 0, status = 0
+    cdef Request* wants = <Request*>malloc(max(count, 1) * sizeof(Request))
+    cdef Local** locals = <Local**>malloc(max(count, 1) * sizeof(Local*))
+    cdef Patience wait
+    try:
+        if wants == NULL or locals == NULL:
+            raise MemoryError(f"no memory for {count} requests")
+        for i in range(count):
+            dst, packed, select, consumes = requests[i]
+            request_init(&wants[i], select)
+            set_key(&wants[i], packed)
+            wants[i].consumes = consumes
+            locals[i] = &(<LocalCache?>dst).local
+        patience_init(&wait, timeout_ms)
+        with nogil:
+            status = enter_all(locals, wants, count, &entered)
+            if status == 0:
+                status = link_enter(&handle.link, &wait)
+                if status == 0:
+                    while done < count and status == 0:
+                        wants[done].wait = wait
+                        status = pull_locked(&handle.link, locals[done], &wants[done])
+                        wait.begin_ns = wait.entered_ns = now_ns()
+                        wait.signals_ns = wants[done].wait.signals_ns
+                        done += status == 0
+                    link_leave(&handle.link)
+            else:
+                done = entered
+            for i in range(entered):
+                local_leave(locals[i])
+    finally:
+        free(wants)
+        free(locals)
+    if status == LINK_INTERRUPTED:
+        raise_pending()
+    return done, status
+
+
+cdef int enter_all(Local** locals, Request* wants, int count, int* entered) noexcept nogil:
+    """Count the call in at every destination and check what was asked of it; `entered` says how many have to be left."""
+    cdef int i, status
+    for i in range(count):
+        if not local_enter(locals[i]):
+            return PULL_DST_GONE
+        status = check_destination(locals[i].shapes, locals[i].num_tensors, &wants[i].select)
+        if status != 0:
+            local_leave(locals[i])
+            return status
+        entered[0] += 1
+    return 0
+
+
+def copy(LocalCache src, LocalCache dst, tuple select, int64_t timeout_ms):
+    """Copy one row between caches of this process: 0 or a negative status. `select` as in `request_init`."""
+    cdef Request want
+    cdef int status
+    request_init(&want, select)
+    patience_init(&want.wait, timeout_ms)
+    with nogil:
+        status = copy_now(&src.local, &dst.local, &want)
+    if status == LINK_INTERRUPTED:
+        raise_pending()
+    return status
+
+
+def check(LocalCache dst, tuple select):
+    """The destination's part of a pull's checks: 0 or a negative status. `select` as in `request_init`."""
+    cdef Request want
+    request_init(&want, select)
+    if not load32_acquire(&dst.local.is_open):
+        return PULL_DST_GONE
+    return check_destination(dst.local.shapes, dst.local.num_tensors, &want.select)
+
+
+def last_pull():
+    """(bytes, ns waited, ns copied) of the calling thread's last successful pull or copy, all 0 before the first."""
+    cdef uint64_t nbytes = 0
+    cdef int64_t wait_ns = 0, copy_ns = 0
+    last_pull_read(&nbytes, &wait_ns, &copy_ns)
+    return nbytes, wait_ns, copy_ns
+
+
+cdef class PreparedPull:
+    """A pull whose arguments are checked: call it with a key.
+
+    What the plain pull would answer is answered here, too: whenever the quick way does not apply (another cluster, a link that
+    ended, anything but a usable key) `again(key)` makes the plain pull and gives the link handle to go on with, and
+    `fail(key, status)` gives the exception for a status.
+    """
+    cdef Request want
+    cdef readonly LocalCache dst
+    cdef LinkHandle handle
+    cdef uint64_t cluster_id
+    cdef int64_t timeout_ms
+    cdef tuple key_types
+    cdef object again
+    cdef object fail
+
+    def __init__(self, LocalCache dst, tuple select, bint consumes, int64_t timeout_ms, tuple key_types, again, fail):
+        request_init(&self.want, select)
+        self.want.consumes = consumes
+        self.dst, self.timeout_ms, self.key_types, self.again, self.fail = dst, timeout_ms, key_types, again, fail
+
+    def __call__(self, key):
+        """Pull the row that `key` names; raises what `pull_cache` raises."""
+        cdef Request want
+        cdef int status
+        cdef bytes packed
+        if self.handle is None or type(key) not in self.key_types:
+            return self.go_on_with(key)
+        packed = key.packed
+        want = self.want
+        set_key(&want, packed)
+        if (<const uint64_t*><const char*>packed)[0] != self.cluster_id or want.key.kind == KEY_UNUSABLE:
+            return self.go_on_with(key)
+        patience_init(&want.wait, self.timeout_ms)
+        with nogil:
+            status = pull_now(&self.handle.link, &self.dst.local, &want)
+        if status == 0:
+            return None
+        if status == LINK_INTERRUPTED:
+            raise_pending()
+        if status == LINK_ENDED or status == LINK_FORKED:
+            return self.go_on_with(key)
+        raise self.fail(key, status)
+
+    cdef go_on_with(self, key):
+        self.handle = self.again(key)
+        if self.handle is not None:
+            self.cluster_id = key.cluster_id
+        return None
+
+
+DST_GONE = PULL_DST_GONE
+SRC_GONE = PULL_SRC_GONE

@@ -1,0 +1,127 @@
+"""The life file of a namespace as this process has it open, and the cold lock.
+
+Opened once and never closed while this process holds a byte of it: any close would drop all its bytes. The cold lock is a mutex of
+this process, then one byte of the file; joining, leaving, sweeping and linking happen one at a time under it.
+"""
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from shmkv import _life, segment
+from shmkv.errors import LLMException
+
+POLL_S = 0.001
+
+_process_lock = threading.Lock()
+
+
+def _new_process_lock() -> None:
+    """A forked child must not wait for a thread that it does not have."""
+    global _process_lock
+    _process_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_new_process_lock)
+
+
+@dataclass
+class LifeFile:
+    """The life file of a namespace, open. Never closed while this process holds a byte of it: that would drop them all."""
+
+    fd: int
+    epoch: int
+    held: set[int] = field(default_factory=set)
+
+
+_life_files: dict[str, LifeFile] = {}
+
+
+def life_name(namespace: str) -> str:
+    """Name of the life file in /dev/shm."""
+    return f"{namespace}.life"
+
+
+def identity_of_name(name: str) -> tuple[int, int] | None:
+    """Inode and device of what has a name in /dev/shm now, None if nothing has."""
+    try:
+        found = os.stat(f"{segment.SHM_DIR}/{name}", follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_dev
+
+
+def same_file(fd: int, name: str) -> bool:
+    own = os.fstat(fd)
+    return identity_of_name(name) == (own.st_ino, own.st_dev)
+
+
+def open_life(namespace: str) -> LifeFile:
+    """The life file, made if there is none."""
+    while True:
+        life = find_life(namespace)
+        if life is not None:
+            return life
+        try:
+            os.close(segment.create(life_name(namespace), 0, 0))
+        except FileExistsError:
+            continue                        # somebody else made it meanwhile
+
+
+def find_life(namespace: str) -> LifeFile | None:
+    """The life file if there is one, opened once a process and namespace; a forked child, which holds no byte, starts with a
+    clean record."""
+    life = _life_files.get(namespace)
+    if life is not None and life.epoch == _life.epoch():
+        return life
+    name = life_name(namespace)
+    try:
+        fd = os.open(f"{segment.SHM_DIR}/{name}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise LLMException(in_the_way(name, os.strerror(error.errno or errno.EIO))) from error
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) != 0o600:
+        os.close(fd)
+        raise LLMException(in_the_way(name, f"uid {found.st_uid}, mode {found.st_mode:o}"))
+    _life_files[namespace] = life = LifeFile(fd, _life.epoch())
+    return life
+
+
+def in_the_way(name: str, what: str) -> str:
+    return (f"{segment.SHM_DIR}/{name} is in the way ({what}): it should be a regular file of this user with mode 0600; "
+            "remove it or choose another SHMKV_NAMESPACE")
+
+
+def forget(namespace: str) -> None:
+    """Close a life file that lost its name. A cluster of this process that still holds a byte of it goes on as it is."""
+    if _life_files[namespace].held:
+        raise LLMException(f"namespace was removed: {segment.SHM_DIR}/{life_name(namespace)} has no name any more")
+    os.close(_life_files.pop(namespace).fd)
+
+
+@contextmanager
+def cold(namespace: str, life: LifeFile, deadline: float) -> Iterator[None]:
+    """The process mutex, then the cold byte, polled to the deadline: a record lock that is waited for cannot time out."""
+    mutex = _process_lock
+    if not mutex.acquire(timeout=max(0.0, deadline - time.monotonic())):
+        raise LLMException(f"another thread of this process is joining or linking in namespace {namespace!r}")
+    try:
+        while not _life.hold_cold(life.fd):
+            if time.monotonic() >= deadline:
+                pid = _life.cold_holder_pid(life.fd)
+                raise LLMException(f"process {pid or 'of another pid namespace'} holds the cold lock of namespace {namespace!r}")
+            time.sleep(POLL_S)
+        try:
+            yield
+        finally:
+            _life.drop_cold(life.fd)
+    finally:
+        mutex.release()

@@ -1,0 +1,91 @@
+"""The arguments of a pull: their values, and the checks in the order of the contract. Nothing is touched here."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from shmkv.checks import (
+    UINT32_MAX,
+    check_copy_size,
+    check_optional_layer_range,
+    check_optional_offset,
+    check_positive,
+    check_type,
+    check_uint32,
+)
+from shmkv.errors import LLMParamError
+from shmkv.keys import CacheKey, CacheKeyByIdAndIndex
+from shmkv.kv_cache import KvCache, check_kv_cache
+from shmkv.pull_failure import PullKey, Select
+
+RANGE_LIMIT = UINT32_MAX + 1
+PULL_KEYS = (CacheKey, CacheKeyByIdAndIndex)
+
+Tensors = tuple[int, int, int, int, int]
+ALL_TENSORS: Tensors = (0, -1, 0, -1, 0)
+
+
+class LastPull(NamedTuple):
+    """What a pull did: bytes copied, ns until the link's lock was had, ns under it, and the copy loop in use."""
+
+    nbytes: int
+    wait_ns: int
+    copy_ns: int
+    kernel: str
+
+
+class PullRequest:
+    """The arguments of one `pull_cache`, for `pull_many`: checked here, once, in the same order and with the same errors."""
+
+    __slots__ = ("cache_key", "consumes", "kv_cache", "select")
+
+    def __init__(self, cache_key: PullKey, kv_cache: KvCache, batch_index: int = 0, size: int = -1, *,
+                 src_layer_range: range | None = None, dst_layer_range: range | None = None,
+                 src_cache_offset: int | None = None, dst_cache_offset: int | None = None,
+                 tensor_num_per_layer: int = 2) -> None:
+        check_type("cache_key", cache_key, *PULL_KEYS)
+        self.cache_key = cache_key
+        self.kv_cache = check_kv_cache("kv_cache", kv_cache)
+        check_device("kv_cache", kv_cache)
+        check_copy_size("size", size)
+        check_uint32("batch_index", batch_index)
+        src_offset = check_optional_offset("src_cache_offset", src_cache_offset) or 0
+        dst_offset = check_optional_offset("dst_cache_offset", dst_cache_offset) or 0
+        if isinstance(cache_key, CacheKey):
+            check_usable_key(cache_key)
+        tensors = check_ranges(kv_cache, src_layer_range, dst_layer_range, tensor_num_per_layer)
+        self.select: Select = (size, src_offset, dst_offset, 0, batch_index, *tensors)
+        self.consumes = src_cache_offset is None and dst_cache_offset is None
+
+
+def check_usable_key(cache_key: object) -> None:
+    """LLMParamError unless exactly one of req_id and prefix_id of a CacheKey is given."""
+    key = check_type("cache_key", cache_key, CacheKey)
+    if not key.is_usable:
+        raise LLMParamError(f"argument 'cache_key' must have exactly one of req_id and prefix_id, got {key!r}")
+
+
+def check_device(name: str, cache: KvCache) -> None:
+    """LLMParamError for own memory of the caller."""
+    if cache.is_host:
+        raise LLMParamError(f"argument '{name}' must have placement DEVICE, got {cache.cache_desc.placement!s}")
+
+
+def check_ranges(kv_cache: KvCache, src: range | None, dst: range | None, per_layer: int) -> Tensors:
+    """Layer ranges as tensors: (first, how many) of the source and of the destination, and what must divide the source's number."""
+    check_positive("tensor_num_per_layer", check_uint32("tensor_num_per_layer", per_layer))
+    check_optional_layer_range("src_layer_range", src, below=RANGE_LIMIT)
+    check_optional_layer_range("dst_layer_range", dst, below=RANGE_LIMIT)
+    if src is not None and dst is not None and len(src) != len(dst):
+        raise LLMParamError(f"src_layer_range {src} and dst_layer_range {dst} must have the same length")
+    tensors = kv_cache.cache_desc.num_tensors
+    if per_layer != 2 and (per_layer > tensors or ((src or dst) and tensors % per_layer)):
+        raise LLMParamError(f"argument 'tensor_num_per_layer' must divide the {tensors} tensors of the cache, got {per_layer}")
+    divisor = per_layer if per_layer != 2 and (src or dst) else 0
+    return (*_tensors(src, per_layer), *_tensors(dst, per_layer), divisor)
+
+
+def _tensors(layers: range | None, per_layer: int) -> tuple[int, int]:
+    """(first tensor, how many) of a layer range; numbers beyond 32 bits are as good as any that no cache has."""
+    if layers is None:
+        return 0, -1
+    return min(layers.start * per_layer, UINT32_MAX), min(len(layers) * per_layer, UINT32_MAX)

@@ -1,0 +1,142 @@
+"""From the numbers of the core to status codes and sentences: here and nowhere else.
+
+A message says what was tried, on which name, what was found and what was expected. Which code a timeout gets is a value of the
+settings.
+"""
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+
+from shmkv import _link, _lookup, _mapping, _plan, _pull
+from shmkv.cluster import Cluster
+from shmkv.errors import LLMException, LLMStatusCode, error_for_status
+from shmkv.keys import KEY_NONE, CacheKey, CacheKeyByIdAndIndex
+from shmkv.link import Links
+from shmkv.types import CacheDesc
+
+Select = tuple[int, int, int, int, int, int, int, int, int, int]
+PullKey = CacheKey | CacheKeyByIdAndIndex
+
+
+def pull_failure(status: int, cluster: Cluster, links: Links, key: PullKey, desc: CacheDesc, select: Select) -> LLMException:
+    """The exception (not raised) for a pull that was answered `status`; `desc` describes the destination."""
+    sentence = _sentence(status, cluster, links, key, desc, select)
+    return error_for_status(_code(status, cluster), f"pull of {key!r}: {sentence}")
+
+
+def _code(status: int, cluster: Cluster) -> LLMStatusCode:
+    """The status code of the contract for a number of the core."""
+    settings = cluster.settings
+    fixed = {
+        _link.ENDED: LLMStatusCode.LLM_NOT_YET_LINK,
+        _link.BUSY: LLMStatusCode.LLM_LINK_BUSY,
+        _link.PEER_GONE: settings.timeout_status,
+        _link.TIMEOUT: settings.timeout_status,
+        _pull.DST_GONE: LLMStatusCode.LLM_KV_CACHE_NOT_EXIST,
+        _pull.SRC_GONE: LLMStatusCode.LLM_KV_CACHE_NOT_EXIST,
+        -errno.ENOENT: LLMStatusCode.LLM_KV_CACHE_NOT_EXIST,
+        -errno.ENOMEM: settings.out_of_memory_status,
+    }
+    if status in _plan.ARGUMENT_FAULTS:
+        return LLMStatusCode.LLM_PARAM_INVALID
+    if status in _lookup.MISSES:
+        return LLMStatusCode.LLM_KV_CACHE_NOT_EXIST
+    return fixed.get(status, LLMStatusCode.LLM_FAILED)
+
+
+def _sentence(status: int, cluster: Cluster, links: Links, key: PullKey, desc: CacheDesc, select: Select) -> str:
+    peer = f"cluster {key.cluster_id}"
+    if status in _plan.ARGUMENT_FAULTS:
+        return _argument_fault(status, links, key, desc, select)
+    if status in _lookup.MISSES:
+        return _miss(status, peer)
+    known = {
+        _pull.DST_GONE: "the destination was deallocated",
+        _pull.SRC_GONE: "the source was freed meanwhile",
+        _link.ENDED: f"not linked to {peer}{_last_failure(links, key)}",
+        _link.BUSY: f"the link to {peer} is being removed, or a signal handler interrupted a pull on this thread",
+        _link.PEER_GONE: f"{peer} died, finalized or was restarted: unlink and link again",
+        _link.TIMEOUT: f"not done within sync_kv_timeout of {cluster.settings.sync_kv_timeout_ms} ms{_holder(links, key)}",
+        _link.FORKED: "the link belongs to the parent process",
+        _lookup.DAMAGED: f"the directory of {peer} holds numbers that no cluster writes",
+        _plan.DAMAGED: f"the tensors recorded by {peer} do not lie inside their segment",
+        -errno.ENOENT: f"the segment of {peer} has no name any more",
+        -errno.ENOMEM: "cannot map the segment: out of memory, or vm.max_map_count mappings are in use",
+    }
+    return known.get(status) or f"cannot map the segment of {peer}: {_mapping.describe(status)}{_segment_layout(links, key)}"
+
+
+def _argument_fault(status: int, links: Links, key: PullKey, desc: CacheDesc, select: Select) -> str:
+    size, src_offset, dst_offset, _, row = select[:5]
+    src, dst = _shown(select[5:7]), _shown(select[7:9])
+    window = f"size {size} at src_cache_offset {src_offset}, dst_cache_offset {dst_offset}"
+    rows = f"destination rows of {desc.row_geometry.row_nbytes} bytes (shape {desc.shape})"
+    return {
+        _plan.DST_ROW: f"argument 'batch_index' must be below the batch size {desc.batch_size}, got {row}",
+        _plan.DST_RANGE: f"the destination tensors {dst} are not all among its {desc.num_tensors}",
+        _plan.DST_WINDOW: f"{window} does not fit {rows}",
+        _plan.SRC_WINDOW: f"{window} with {rows} does not fit the source row{_source(links, key)}",
+        _plan.SRC_RANGE: f"the source tensors {src} are not all there{_source(links, key)}",
+        _plan.COUNTS: f"source tensors {src} and destination tensors {dst} of {desc.num_tensors} differ in number"
+                      f"{_source(links, key)}",
+        _plan.DIVISOR: f"argument 'tensor_num_per_layer' {select[9]} does not divide the number of source tensors"
+                       f"{_source(links, key)}",
+    }[status]
+
+
+def _miss(status: int, peer: str) -> str:
+    return {
+        _lookup.NEVER: f"{peer} has no such key or row: never published there, or long gone",
+        _lookup.CONSUMED: f"the key was pulled completely before and is consumed; {peer} has to publish it again",
+        _lookup.REMOVED: f"the key or its cache was removed by {peer}",
+        _lookup.UNPUBLISHED: f"{peer} has bound it but not published all of its tensors yet",
+    }[status]
+
+
+def _last_failure(links: Links, key: PullKey) -> str:
+    reason = links.last_failure.get(key.cluster_id)
+    return f" ({reason})" if reason else ""
+
+
+def _shown(first_and_count: Sequence[int]) -> str:
+    first, count = first_and_count
+    return "(all)" if count < 0 else f"{first} to {first + count - 1}"
+
+
+def _look_again(links: Links, key: PullKey) -> tuple[int, int, int, int, int] | None:
+    """(tensors, outer, rows, inner, segment) as the source's owner recorded them: another look, without a lock."""
+    handle = links.handle(key.cluster_id)
+    if handle is None:
+        return None
+    if isinstance(key, CacheKey):
+        return _lookup.describe(handle.directory, key.words, 0)
+    return _lookup.describe(handle.directory, (KEY_NONE, max(key.cache_id, 0), 0, 0), key.batch_index)
+
+
+def _segment_layout(links: Links, key: PullKey) -> str:
+    """The layout of the source's segment against ours."""
+    handle, found = links.handle(key.cluster_id), _look_again(links, key)
+    text = "" if handle is None or found is None else _mapping.layout_of(handle.segment_path(found[4]))
+    return f" ({text})" if text else ""
+
+
+def _source(links: Links, key: PullKey) -> str:
+    """The source's geometry."""
+    found = _look_again(links, key)
+    if found is None:
+        return ""
+    num_tensors, outer, rows, inner, _ = found
+    return f"; the source has {num_tensors} tensors of {rows} rows, each {outer} x {inner} = {outer * inner} bytes"
+
+
+def _holder(links: Links, key: PullKey) -> str:
+    """Who has the link's word now."""
+    handle = links.handle(key.cluster_id)
+    if handle is None or handle.word == 0:
+        return ""
+    if handle.word % 2 == 0:
+        return f"; the link is held by process {os.getpid()} (this one)"
+    member = next((m for m in links.members() if m.slot == handle.peer_slot), None)
+    return f"; the link is held by process {member.pid if member else 'unknown'} of cluster {key.cluster_id}"

@@ -1,0 +1,77 @@
+"""`shmkv info` and what every command has in common."""
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from shmkv import __version__, _copy, _layout
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def facts(cli: Any, **env: str) -> dict[str, Any]:
+    done = cli("info", "--json", env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def test_json_has_versions_kernel_and_limits(cli: Any) -> None:
+    found = facts(cli, SHMKV_NAMESPACE="some-name")
+    assert (found["shmkv"], found["layout_version"], found["namespace"]) == (__version__, _layout.VERSION, "some-name")
+    assert int(found["layout_fingerprint"], 16) == _layout.FINGERPRINT
+    assert found["supported_kernels"] == _copy.supported_kernels()
+    assert found["kernel"] in found["supported_kernels"]
+    assert 0 < found["usable_cpus"] <= found["cpu_count"]
+    assert 0 < found["shm_free_bytes"] <= found["shm_total_bytes"]
+    assert found["max_map_count"] > 0
+    assert found["cython"] is None or found["cython"].count(".") >= 2
+
+
+def test_kernel_and_threshold_come_from_the_environment(cli: Any) -> None:
+    found = facts(cli, SHMKV_KERNEL="c", SHMKV_NT_THRESHOLD="12345")
+    assert (found["kernel"], found["kernel_why"], found["nt_threshold_bytes"]) == ("c", "SHMKV_KERNEL=c", 12345)
+
+
+def test_kernel_that_does_not_exist_is_one_red_line(cli: Any) -> None:
+    done = cli("info", env={"SHMKV_KERNEL": "z80"})
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "SHMKV_KERNEL" in done.stderr
+
+
+def test_facts_for_people(cli: Any) -> None:
+    done = cli("info")
+    assert done.returncode == 0
+    for wanted in (__version__, "copy kernel", "/dev/shm", "vm.max_map_count", "huge pages"):
+        assert wanted in done.stdout
+
+
+def test_layout_shows_every_field_and_table(cli: Any) -> None:
+    done = cli("info", "--layout")
+    assert done.returncode == 0
+    for struct, field, _, _ in _layout.fields():
+        assert struct in done.stdout
+        assert field in done.stdout
+    for record, _, _, offset in _layout.tables():
+        assert record in done.stdout
+        assert str(offset) in done.stdout
+
+
+def test_layout_as_json_is_the_compiled_one(cli: Any) -> None:
+    found = json.loads(cli("info", "--layout", "--json").stdout)
+    assert [tuple(each.values()) for each in found["fields"]] == list(_layout.fields())
+    assert [tuple(each.values()) for each in found["tables"]] == list(_layout.tables())
+
+
+def test_version_option(cli: Any) -> None:
+    assert cli("--version").stdout == f"shmkv {__version__}\n"
+
+
+def test_importing_the_library_brings_no_command_line_with_it() -> None:
+    code = "import sys, shmkv, shmkv.cli; print({'typer', 'rich', 'click'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("set()\n", "")
