@@ -272,9 +272,7 @@ cdef struct LinkSide:
     uint64_t incarnation            # initiator; cold lock; of this side's cluster
     uint64_t cluster_id             # initiator; cold lock
     uint64_t pad0[13]
-    # this side; exchange seq_cst to set, release to clear; generation of a cache of the other side that is read or
-    # written now, 0 = none
-    uint64_t hazard
+    uint64_t hazard                 # this side; exchange seq_cst, cleared by release; the cache in use now, 0 = none
     uint64_t pad1[15]
     uint64_t counters[COUNTERS_MAX]     # this side; under the link's lock, relaxed
     uint64_t leases[LEASES_MAX]     # this side; as the hazard, but lasting: a view, a fork, a waiting pull
