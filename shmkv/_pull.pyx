@@ -26,6 +26,7 @@ from shmkv._link cimport (
     LINK_ENDED,
     LINK_FORKED,
     LINK_INTERRUPTED,
+    LINK_PEER_GONE,
     LinkHandle,
     Patience,
     link_enter,
@@ -169,7 +170,7 @@ cdef class PreparedPull:
     """A pull whose arguments are checked: call it with a key.
 
     What the plain pull would answer is answered here, too: whenever the quick way does not apply (another cluster, a link that
-    ended, anything but a usable key) `again(key)` makes the plain pull and gives the link handle to go on with, and
+    ended or lost its peer, anything but a usable key) `again(key)` makes the plain pull and gives the link handle to go on with, and
     `fail(key, status)` gives the exception for a status.
     """
     cdef Request want
@@ -205,7 +206,7 @@ cdef class PreparedPull:
             return None
         if status == LINK_INTERRUPTED:
             raise_pending()
-        if status == LINK_ENDED or status == LINK_FORKED:
+        if status == LINK_ENDED or status == LINK_PEER_GONE or status == LINK_FORKED:
             return self.go_on_with(key)
         raise self.fail(key, status)
 

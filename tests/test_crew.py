@@ -1,0 +1,66 @@
+"""The crew: how many threads a copy may use, when they are made, and what a fork leaves of them."""
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from shmkv import _copy, _crew
+
+# A copy above the threshold; prints how many threads of the crew exist before and after, and in a forked child.
+PROGRAM = """
+import os, sys, threading
+from shmkv import _copy, _core, _crew, _pull, segment
+from shmkv._mapping import Region
+NBYTES = 16 << 20
+name = sys.argv[1]
+fd = segment.create(name, 2 * NBYTES, 2 * NBYTES)
+region = Region.map(fd, 2 * NBYTES)
+os.close(fd)
+segment.unlink(name)
+_copy.configure(threads=int(sys.argv[2]))
+src = _core.LocalCache(region, [(0, NBYTES, 1, 1, NBYTES)])
+dst = _core.LocalCache(region, [(NBYTES, NBYTES, 1, 1, NBYTES)])
+def copy():
+    assert _pull.copy(src, dst, (-1, 0, 0, 0, 0, 0, -1, 0, -1, 0), 60000) == 0
+    return _crew.current()["started"]
+def threads():
+    return len(os.listdir("/proc/self/task"))
+before = threads()              # those of numpy among them
+print(_crew.current()["started"], copy(), copy(), threads() - before, flush=True)
+child = os.fork()
+if child == 0:
+    print(_crew.current()["started"], copy(), threads() - 1, flush=True)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print(copy(), flush=True)
+"""
+
+
+@pytest.mark.parametrize(("threads", "said"), [
+    (1, ["0 0 0 0", "0 0 0", "0"]),
+    (3, ["0 2 2 2", "0 2 2", "2"]),
+])
+def test_threads_are_made_on_first_need_and_again_after_fork(threads: int, said: list[str]) -> None:
+    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM, f"crew-{os.getpid()}", str(threads)],
+                           capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.stdout.splitlines(), ended.stderr, ended.returncode) == (said, "", 0)
+
+
+def test_default_is_one_thread_a_processor_up_to_four() -> None:
+    before = _crew.current()["threads"]
+    try:
+        _crew.configure(None)
+        assert _crew.current()["threads"] == min(_crew.DEFAULT_LIMIT, len(os.sched_getaffinity(0)))
+    finally:
+        _crew.configure(before)
+
+
+@pytest.mark.parametrize("threads", [0, -1, _crew.MAX_LIMIT + 1])
+def test_number_of_threads_has_bounds(threads: int) -> None:
+    with pytest.raises(ValueError, match=f"1 to {_crew.MAX_LIMIT}"):
+        _crew.configure(threads)
+    with pytest.raises(ValueError, match=f"1 to {_crew.MAX_LIMIT}"):
+        _copy.configure("auto", None, threads)
