@@ -7,11 +7,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 SOURCES := $(wildcard shmkv/*.pyx shmkv/*.pxd shmkv/*.h)
 
-.PHONY: demo test lint bench bench-peers demo-llm test-llm clean
+.PHONY: demo test lint bench bench-peers demo-llm test-llm clean same-python
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.built
 	@$(BIN)/shmkv demo
+	@echo "next: source $(BIN)/activate, then the two programs of README.md (or call $(BIN)/python and $(BIN)/shmkv)"
 
 test: $(VENV)/.with-test
 	@$(BIN)/python -m pytest -m "not llm and not engines and not soak"
@@ -23,7 +24,7 @@ lint: $(VENV)/.with-lint $(VENV)/.with-test
 
 bench: $(VENV)/.with-test $(VENV)/.with-bench
 	@$(BIN)/python -m pytest bench/
-	@$(BIN)/python bench/report.py --document docs/performance.md
+	@$(BIN)/python bench/report.py --document docs/performance.md --readme README.md
 
 # Whatever of these is installed in .venv is measured; the others say why they are not.
 bench-peers: $(VENV)/.with-test
@@ -40,19 +41,38 @@ clean:
 	@rm -f shmkv/*.so shmkv/*.c
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The build tools stay in .venv, so that a rebuild need not fetch them.
-$(VENV)/.made:
+# The Python that a virtual environment is made from, whatever links and shims lead to it.
+REAL_PYTHON = import os, sys; print(os.path.realpath(sys.executable))
+
+# A Python that is named (make PYTHON=...) and not used would be a surprise later.
+same-python:
+ifneq ($(origin PYTHON),file)
+	@[ ! -s $(VENV)/.made ] || [ "$$($(PYTHON) -c '$(REAL_PYTHON)')" = "$$(cat $(VENV)/.made)" ] || { \
+	  echo "$(VENV) was made with $$(cat $(VENV)/.made), not with $(PYTHON): make clean first, or leave PYTHON out" >&2; \
+	  exit 1; }
+endif
+
+# The build tools stay in .venv, so that a rebuild need not fetch them. The stamp holds the Python that it was made with.
+# .making tells a half-made one, which goes, from somebody's own.
+$(VENV)/.made: | same-python
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+	  echo "$(PYTHON) is not Python 3.10 or newer: name another one: make PYTHON=..." >&2; \
+	  exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "$(PYTHON) cannot make a virtual environment: its modules venv and ensurepip are missing;" \
 	       "install them (Debian: the package python3-venv) or name another one: make PYTHON=..." >&2; \
 	  exit 1; }
 	@echo "making $(VENV) with $(PYTHON)"
-	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) install 'setuptools>=77' 'Cython>=3.1'
-	@touch $@
+	@[ ! -e $(VENV)/.making ] || rm -rf $(VENV)
+	@[ -e $(VENV) ] || { mkdir $(VENV) && touch $(VENV)/.making; }
+	@{ $(PYTHON) -m venv $(VENV) && $(PIP) install 'setuptools>=77' 'Cython>=3.1'; } || { \
+	  [ ! -e $(VENV)/.making ] || rm -rf $(VENV); \
+	  exit 1; }
+	@$(PYTHON) -c '$(REAL_PYTHON)' > $@
+	@rm -f $(VENV)/.making
 
 $(VENV)/.built: $(VENV)/.made setup.py pyproject.toml $(SOURCES)
-	@echo "building shmkv and installing it in $(VENV)"
+	@echo "building shmkv and installing it in $(VENV), which takes about a minute"
 	@$(PIP) install --no-build-isolation --editable .
 	@touch $@
 

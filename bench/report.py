@@ -1,8 +1,8 @@
-"""The result of a run: rows, one table, JSON, a chart, and the table's place in docs/performance.md.
+"""The result of a run: rows, one table, JSON, a chart, and the table's place in docs/performance.md and, short, in README.md.
 
 As a program it works from the JSON of a run, so that no figure of the document is ever typed:
 
-    python bench/report.py [--json docs/bench.json] [--chart docs/bench.png] [--document docs/performance.md]
+    python bench/report.py [--json docs/bench.json] [--chart docs/bench.png] [--document docs/performance.md] [--readme README.md]
 """
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+SHORT_BEGIN, SHORT_END = "<!-- comparison -->", "<!-- /comparison -->"
+SHORT_AT = 0                        # the destination of the short table: where the rows of a cache of ours begin
 BLANK = "-"
 CHARTED = ("ours", "ours, 2 threads", "bare C", "bare C, 2 threads", "numpy", "torch", "torch, 2 threads", "process_vm_readv",
            "unix socket")
@@ -111,6 +113,22 @@ def table(rows: Iterable[Row]) -> str:
     return "\n".join([texts[0], "|" + "|".join(["-" * (width + 2) for width in widths] + ["---"]) + "|", *texts[1:]])
 
 
+# The short table: our ways, then what one would write by hand, then the floor.
+SHORT = {"shmkv, 1 thread": "", "shmkv, 2 threads": TWO, "numpy slices": "numpy", "torch `copy_`, 1 thread": "torch",
+         "torch `copy_`, 2 threads": "torch, 2 threads", "bare C loop": "bare C"}
+
+
+def comparison(rows: Iterable[Row]) -> str:
+    """The pulls of the three workloads in a small Markdown table; ways that nobody measured are left out."""
+    chosen = [row for row in rows if row.group == "workloads" and row.at == SHORT_AT and row.ours]
+    times = [[row.times.get(name) if name else row.ours for name in SHORT.values()] for row in chosen]
+    columns = [place for place in range(len(SHORT)) if any(line[place] for line in times)]
+    head = ["one pull of", *(list(SHORT)[place] for place in columns)]
+    lines = [head, ["---", *("---:" for _ in columns)]]
+    lines += [[row.name, *(time_text(line[place]) for place in columns)] for row, line in zip(chosen, times, strict=True)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
 LEGEND = ("ours: median time of one go; 2 threads, prepared: our other ways; /X: our time divided by that of X in the same rounds, "
           "below 1 is faster than X;\n/C 2, /torch 2: ours with 2 threads against theirs; "
           "at: the byte of its page where each destination row begins.")
@@ -129,6 +147,11 @@ def _memory_gib() -> int:
     return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
 
 
+def _linux() -> str:
+    """Major and minor version: what follows names a machine's build and says nothing about speed."""
+    return ".".join(platform.release().split("-")[0].split(".")[:2])
+
+
 def machine() -> dict[str, Any]:
     """Where and when a run took place, and with what."""
     import numpy
@@ -138,7 +161,7 @@ def machine() -> dict[str, Any]:
     chosen = _copy.current()
     libc = " ".join(platform.libc_ver())
     return {
-        "cpu": _cpu(), "cores": len(os.sched_getaffinity(0)), "memory_gib": _memory_gib(), "linux": platform.release(),
+        "cpu": _cpu(), "cores": len(os.sched_getaffinity(0)), "memory_gib": _memory_gib(), "linux": _linux(),
         "libc": libc, "python": platform.python_version(), "numpy": numpy.__version__, "shmkv": shmkv.__version__,
         "kernel": chosen["kernel"], "nt_threshold": chosen["nt_threshold"],
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
@@ -166,16 +189,27 @@ def load(path: Path) -> tuple[dict[str, Any], list[Row]]:
     return data, [Row(**row) for row in data["rows"]]
 
 
+def _put(path: Path, begin: str, end: str, block: str) -> None:
+    """Put a block between two marks of a Markdown file. ValueError if it has no marks."""
+    head, found, rest = path.read_text().partition(begin)
+    _, closed, tail = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"{path} has no lines {begin} and {end}")
+    path.write_text(f"{head}{begin}\n{block}\n{end}{tail}")
+
+
+def _cut(data: dict[str, Any]) -> str:
+    return "" if data["rounds_scale"] == 1 else f" A trial with {data['rounds_scale']:g} of the rounds: expect scatter."
+
+
 def document(path: Path, data: dict[str, Any], rows: list[Row]) -> None:
-    """Put the table between the marks of a Markdown file. ValueError if it has no marks."""
-    text = path.read_text()
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{path} has no lines {BEGIN} and {END}")
-    cut = "" if data["rounds_scale"] == 1 else f" A trial with {data['rounds_scale']:g} of the rounds: expect scatter."
-    block = f"Written by `{data['command']}`.{cut}\n\n{machine_line(data['machine'])}\n\n{table(rows)}"
-    path.write_text(f"{head}{BEGIN}\n{block}\n{END}{tail}")
+    """Put the whole table between the marks of a Markdown file. ValueError if it has no marks."""
+    _put(path, BEGIN, END, f"Written by `{data['command']}`.{_cut(data)}\n\n{machine_line(data['machine'])}\n\n{table(rows)}")
+
+
+def readme(path: Path, data: dict[str, Any], rows: list[Row]) -> None:
+    """Put the short table between the marks of a Markdown file. ValueError if it has no marks."""
+    _put(path, SHORT_BEGIN, SHORT_END, f"{comparison(rows)}\n\nMedians of one run: {machine_line(data['machine'])}.{_cut(data)}")
 
 
 def has_matplotlib() -> bool:
@@ -207,11 +241,14 @@ def main() -> None:
     options.add_argument("--json", type=Path, default=Path("docs/bench.json"))
     options.add_argument("--chart", type=Path)
     options.add_argument("--document", type=Path)
+    options.add_argument("--readme", type=Path)
     given = options.parse_args()
     data, rows = load(given.json)
     print(table(rows), machine_line(data["machine"]), sep="\n\n")
     if given.document:
         document(given.document, data, rows)
+    if given.readme:
+        readme(given.readme, data, rows)
     if given.chart:
         chart(given.chart, rows, machine_line(data["machine"]))
 

@@ -8,6 +8,12 @@ from __future__ import annotations
 
 import logging
 
+try:
+    from shmkv import _layout as _built  # noqa: F401
+except ImportError as error:
+    raise ImportError("this is the source tree of shmkv, not built for this Python: run elsewhere what was installed by pip, or "
+                      "build it here by `make demo` or `pip install -e .`") from error
+
 from shmkv.cache_manager import CacheManager
 from shmkv.cache_task import CacheTask
 from shmkv.cluster_info import LLMClusterInfo

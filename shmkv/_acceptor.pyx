@@ -3,12 +3,12 @@
 
 It touches the record only when it acts itself; pulls out of its caches need nothing of it.
 """
-from libc.errno cimport EAGAIN, EBUSY, EINTR
+from libc.errno cimport EAGAIN, EBADMSG, EBUSY, EINTR
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from shmkv._futex cimport load64_seq, now_ns, word_give_up, word_release, word_try, word_wait_slice
 from shmkv._layout cimport LINK_REMOVED, SIDE_ACCEPTOR, SIDE_INITIATOR, LinkRecord, link_at
-from shmkv._link cimport LINK_INTERRUPTED, LINK_TIMEOUT, Patience, patience_init, raise_pending, run_signals
+from shmkv._link cimport LINK_INTERRUPTED, LINK_PEER_GONE, LINK_TIMEOUT, Patience, patience_init, raise_pending, run_signals
 from shmkv._link_record cimport end_link, side_lives
 from shmkv._mapping cimport Region
 
@@ -25,7 +25,7 @@ def remove(Region directory, uint32_t slot, int life_fd, Region members, int64_t
         end_link(link, seen, LINK_REMOVED)
         return True
     with nogil:
-        status = take_word_of_acceptor(link, &wait)
+        status = take_word_of_acceptor(link, &wait, life_fd, members.address)
         if status == 0:
             end_link(link, seen, LINK_REMOVED)
             word_release(&link.word, SIDE_ACCEPTOR)
@@ -33,10 +33,13 @@ def remove(Region directory, uint32_t slot, int life_fd, Region members, int64_t
             word_give_up(&link.word, SIDE_ACCEPTOR, 0)
     if status == LINK_INTERRUPTED:
         raise_pending()
+    if status == LINK_PEER_GONE or status == -EBADMSG:
+        end_link(link, seen, LINK_REMOVED)      # nobody to wait for, or nobody who could be
+        return True
     return status == 0
 
 
-cdef int take_word_of_acceptor(LinkRecord* link, Patience* wait) noexcept nogil:
+cdef int take_word_of_acceptor(LinkRecord* link, Patience* wait, int life_fd, char* members) noexcept nogil:
     cdef int waited = word_try(&link.word, SIDE_ACCEPTOR, 0)
     cdef int status
     while waited == -EBUSY or waited == -EAGAIN or waited == -EINTR:
@@ -44,6 +47,8 @@ cdef int take_word_of_acceptor(LinkRecord* link, Patience* wait) noexcept nogil:
             status = run_signals(wait)
             if status != 0:
                 return status
+            if not side_lives(&link.sides[SIDE_INITIATOR], life_fd, members):
+                return LINK_PEER_GONE
             if now_ns() >= wait.deadline_ns:
                 return LINK_TIMEOUT
         waited = word_wait_slice(&link.word, SIDE_ACCEPTOR, wait.deadline_ns, 0)

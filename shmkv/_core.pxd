@@ -9,7 +9,6 @@ from shmkv._plan cimport Selection, Shape, ShapeList
 
 cdef enum:
     PULL_DST_GONE = -1401           # the destination was deallocated
-    PULL_SRC_GONE = -1402           # so was the source of a local copy
 
 
 cdef struct Local:

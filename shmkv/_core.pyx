@@ -9,14 +9,14 @@
   finish        were the bytes the row's all the time? then coverage, consume
   link_leave    word released, next thread
 
-Python stands before it and behind it (`_pull`, `transfer.py`).
+`pull_now` goes in and out of the lock. Python stands before it and behind it (`_pull`, `transfer.py`).
 """
-from libc.errno cimport ENOMEM
+from libc.errno cimport ENOENT, ENOMEM
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 from shmkv._copy cimport MOVE_DIRECT, MOVE_GATHER, MOVE_SCATTER, move
-from shmkv._futex cimport add32_seq, add64_relaxed, load32_acquire, load64_acquire, now_ns, store64_relaxed, swap32_seq
+from shmkv._futex cimport add32_seq, add64_relaxed, load32_acquire, load32_seq, load64_acquire, now_ns, store64_relaxed, swap32_seq
 from shmkv._layout cimport (
     COUNT_BYTES,
     COUNT_COPY_NS,
@@ -38,9 +38,11 @@ from shmkv._layout cimport (
 from shmkv._link cimport (
     LINK_BUSY,
     LINK_TIMEOUT,
+    SIGNALS_NS,
     is_inside,
     link_enter,
     link_leave,
+    look_at_memory,
     look_between_chunks,
     run_signals,
 )
@@ -198,6 +200,8 @@ cdef int attach(Link* link, Request* want, const FoundRow* found, Attached** seg
     if segment[0] == NULL:
         status = attach_segment(&link.segments, link.prefix, link.peer_incarnation, found.copy.segment_serial,
                                 found.copy.segment_nbytes, segment)
+        if status == -ENOENT and look_at_memory(link) != 0:
+            status = look_at_memory(link)       # the peer is just finalizing
     elif segment[0].nbytes != found.copy.segment_nbytes:
         status = ATTACH_SIZE
     if status == 0:
@@ -298,7 +302,7 @@ cdef int look_at_clock(void* context) noexcept nogil:
     cdef int64_t now = now_ns()
     if now >= wait.deadline_ns:
         return LINK_TIMEOUT
-    return run_signals(wait) if wait.is_main and now - wait.signals_ns >= 50000000 else 0
+    return run_signals(wait) if wait.is_main and now - wait.signals_ns >= SIGNALS_NS else 0
 
 
 # -- caches of this process ------------------------------------------------------------------------------------------
@@ -306,7 +310,7 @@ cdef int look_at_clock(void* context) noexcept nogil:
 cdef bint local_enter(Local* cache) noexcept nogil:
     """Count this call in, unless the cache was closed; seq_cst on both sides, as with hazards."""
     add32_seq(&cache.uses, 1)
-    if load32_acquire(&cache.is_open):
+    if load32_seq(&cache.is_open):
         return True
     local_leave(cache)
     return False

@@ -10,6 +10,7 @@ import os
 from shmkv._futex cimport (
     add32_seq,
     add64_relaxed,
+    exchange32_seq,
     futex_wait_until,
     futex_wake_all,
     load32_acquire,
@@ -138,7 +139,7 @@ cdef int crew_run(ShareFn work, void* job, uint64_t shares, uint32_t threads, Sh
     add32_seq(&crew.generation, 1)
     futex_wake_all(&crew.generation, False)
     take_shares(mine, job, &status)
-    store32_release(&crew.wanted, 0)
+    exchange32_seq(&crew.wanted, 0)
     while True:
         inside = add32_seq(&crew.inside, 0)
         if inside == 0:

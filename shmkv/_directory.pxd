@@ -30,6 +30,7 @@ cdef class Directory:
     cdef uint64_t next_generation
     cdef uint64_t incarnation
     cdef OwnRecord* own             # by cache slot
+    cdef readonly dict owners       # slot -> what `insert` was given
     cdef void fill_tensors(self, uint32_t first, ShapeList tensors, uint64_t base_address)
     cdef void fill_row(self, uint32_t index, uint32_t slot, uint32_t batch_index, uint32_t published)
     cdef int check_slot(self, uint32_t slot) except -1

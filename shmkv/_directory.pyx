@@ -12,9 +12,12 @@ from libc.string cimport memcpy, memset
 
 from shmkv._futex cimport (
     add32_seq,
+    exchange32_seq,
     exchange64_seq,
+    fence_release,
     futex_wake_all,
     load32_acquire,
+    load32_seq,
     load64_acquire,
     load64_seq,
     store32_release,
@@ -65,6 +68,7 @@ cdef class Directory:
         self.base = region.address
         self.next_generation = 1
         self.incarnation = incarnation
+        self.owners = {}
         self.own = <OwnRecord*>calloc(CACHES_MAX, sizeof(OwnRecord))
         if self.own == NULL:
             raise MemoryError("no memory for the owner's records")
@@ -87,9 +91,11 @@ cdef class Directory:
 
     # -- caches -----------------------------------------------------------------------------------------------------
 
-    def insert(self, Region segment, *, int64_t cache_id, uint64_t serial, tensors, uint32_t num_rows,
-               uint32_t published, uint32_t kind=CACHE_CONTIGUOUS):
+    def insert(self, Region segment, owner, *, int64_t cache_id, uint64_t serial, tensors, uint32_t num_rows,
+               uint32_t published, uint32_t kind=CACHE_CONTIGUOUS, blocks_model_id=None):
         """Record a cache: (slot, generation). Its word says LIVE afterwards, its rows have no keys yet.
+
+        `owner` (any object) stands in `owners` under the slot from then on, with no moment in between for a signal handler.
 
         `tensors`: a ShapeList, or one (offset, nbytes, outer, rows, inner, dtype) each, in bytes from the segment's start;
         `published`: how many tensors of each row are readable at once. MemoryError or OSError when a table cannot grow; nothing is
@@ -114,6 +120,8 @@ cdef class Directory:
         cache.segment_serial = serial
         cache.segment_nbytes = segment.nbytes
         cache.kind = kind
+        cache.blocks_model_id = blocks_model_id or 0
+        cache.blocks_bound = blocks_model_id is not None
         cache.remote_accessible = 1
         cache.num_tensors = count
         cache.first_tensor = first_tensor
@@ -121,17 +129,10 @@ cdef class Directory:
         cache.first_row = first_row
         cache.first_coverage = first_line
         cache.coverage_lines = lines
-        cache.blocks_bound = 0
         exchange64_seq(&cache.word, make_word(generation, CACHE_LIVE))
         self.index.insert(id_hash(cache_id), first_row)
+        self.owners[slot] = owner
         return slot, generation
-
-    def mark_blocks(self, uint32_t slot, model_id):
-        """A cache is a blocks cache; `model_id` of its key, None for none."""
-        cdef CacheRecord* cache = cache_at(self.base, slot)
-        cache.kind = CACHE_BLOCKS
-        cache.blocks_model_id = model_id or 0
-        cache.blocks_bound = model_id is not None
 
     cdef void fill_tensors(self, uint32_t first, ShapeList tensors, uint64_t base_address):
         """A record begins with the same five numbers as a Shape."""
@@ -164,6 +165,7 @@ cdef class Directory:
         self.index.remove(id_hash(own.cache_id), own.first_row)
         exchange64_seq(&cache_at(self.base, slot).word, make_word(own.generation, CACHE_FREE))
         self.own[slot].generation = 0
+        self.owners.pop(slot, None)
         self.tables.give((slot, own.first_tensor, own.first_row, own.first_coverage),
                          (1, own.num_tensors, own.num_rows, own.num_rows * own.coverage_lines))
 
@@ -189,16 +191,16 @@ cdef class Directory:
         return record
 
     def pinned(self, uint64_t generation, int life_fd, Region members, initiated):
-        """Does a living reader name this cache? `initiated`: addresses of the link records that this cluster made in other
-        directories. Scans what stands in shared memory and keeps no count that a killed reader could leave wrong."""
+        """Does a living reader name this cache? `initiated`: (directory, slot) of the link records that this cluster made in
+        other directories. Scans what stands in shared memory and keeps no count that a killed reader could leave wrong."""
         cdef uint32_t slot, count = min(load32_acquire(&directory_header(self.base).links_reserved), LINKS_MAX)
         cdef LinkSide* side
         for slot in range(count):
             side = &link_at(self.base, slot).sides[SIDE_INITIATOR]
             if names(side, generation) and side_lives(side, life_fd, members.address):
                 return True
-        for address in initiated:
-            side = &(<LinkRecord*><size_t>address).sides[SIDE_ACCEPTOR]
+        for directory, slot in initiated:
+            side = &link_at((<Region?>directory).address, slot).sides[SIDE_ACCEPTOR]
             if names(side, generation) and side_lives(side, life_fd, members.address):
                 return True
         return False
@@ -216,6 +218,10 @@ cdef class Directory:
                 or word_generation(found.cache_word) != self.own[slot].generation:
             return None             # scribbled by another process
         return slot, found.batch_index
+
+    def make_room(self, uint32_t keys):
+        """Room in the index for so many more keys, or MemoryError / OSError."""
+        self.index.make_room(keys)
 
     def why_ended(self, tuple words):
         """FIND_CONSUMED, FIND_REMOVED or FIND_NEVER for a key that does not live."""
@@ -237,6 +243,7 @@ cdef class Directory:
         generation = word_generation(row.word) + 1
         # Between the two exchanges the word differs from every older one, so a reader's copy of the key cannot be torn.
         exchange64_seq(&row.word, make_word(generation, ROW_UNBOUND))
+        fence_release()
         for i in range(own.coverage_lines * WORDS_PER_LINE):
             store64_release(&words_of_row[i], generation << 32)
         memcpy(row.key, key.words, sizeof(key.words))
@@ -290,7 +297,7 @@ cdef class Directory:
         """Whoever sleeps on the directory's keys looks again; a wake only if somebody does."""
         cdef DirectoryHeader* header = directory_header(self.base)
         add32_seq(&header.key_event, 1)
-        if load32_acquire(&header.key_waiters):
+        if load32_seq(&header.key_waiters):
             futex_wake_all(&header.key_event, True)
 
     def settle(self, uint32_t slot):
@@ -318,8 +325,8 @@ cdef class Directory:
     def publish(self, uint32_t slot, uint32_t batch_index, uint32_t tensors):
         """The first `tensors` tensors of a row hold their bytes; waiters are woken if there are any."""
         cdef RowRecord* row = self.row_of(slot, batch_index)
-        store32_release(&row.progress, tensors)
-        if load32_acquire(&row.progress_waiters):
+        exchange32_seq(&row.progress, tensors)          # publish: progress; before the look at the waiters
+        if load32_seq(&row.progress_waiters):
             futex_wake_all(&row.progress, True)
         self.key_changed()
 
@@ -338,6 +345,11 @@ cdef class Directory:
     def reaped_count(self):
         """How often somebody closed a dead reader's side: a change means that `settle` may find full rows anywhere."""
         return load64_acquire(&directory_header(self.base).reaped_count)
+
+    def generation(self, uint32_t slot):
+        """Of the cache that lives in a slot."""
+        self.check_slot(slot)
+        return self.own[slot].generation
 
     def row_generation(self, uint32_t slot, uint32_t batch_index):
         """Of the key binding that a row has now."""

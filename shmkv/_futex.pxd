@@ -19,11 +19,14 @@ cdef extern from *:
     static inline uint32_t load32_acquire(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
     static inline uint64_t load64_acquire(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
     static inline uint64_t load64_seq(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
-    static inline uint64_t load64_relaxed(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+    static inline uint32_t load32_seq(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
+    static inline void fence_acquire(void) { __atomic_thread_fence(__ATOMIC_ACQUIRE); }
+    static inline void fence_release(void) { __atomic_thread_fence(__ATOMIC_RELEASE); }
     static inline void store32_release(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
     static inline void store64_release(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
     static inline void store64_relaxed(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
     static inline uint64_t exchange64_seq(uint64_t *p, uint64_t v) { return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST); }
+    static inline uint32_t exchange32_seq(uint32_t *p, uint32_t v) { return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST); }
     static inline uint32_t add32_seq(uint32_t *p, uint32_t v) { return __atomic_add_fetch(p, v, __ATOMIC_SEQ_CST); }
     static inline uint32_t add32_relaxed(uint32_t *p, uint32_t v) { return __atomic_add_fetch(p, v, __ATOMIC_RELAXED); }
     static inline uint64_t add64_relaxed(uint64_t *p, uint64_t v) { return __atomic_add_fetch(p, v, __ATOMIC_RELAXED); }
@@ -58,11 +61,14 @@ cdef extern from *:
     uint32_t load32_acquire(const uint32_t *p) noexcept nogil
     uint64_t load64_acquire(const uint64_t *p) noexcept nogil
     uint64_t load64_seq(const uint64_t *p) noexcept nogil
-    uint64_t load64_relaxed(const uint64_t *p) noexcept nogil
+    uint32_t load32_seq(const uint32_t *p) noexcept nogil
+    void fence_acquire() noexcept nogil
+    void fence_release() noexcept nogil
     void store32_release(uint32_t *p, uint32_t value) noexcept nogil
     void store64_release(uint64_t *p, uint64_t value) noexcept nogil
     void store64_relaxed(uint64_t *p, uint64_t value) noexcept nogil
     uint64_t exchange64_seq(uint64_t *p, uint64_t value) noexcept nogil
+    uint32_t exchange32_seq(uint32_t *p, uint32_t value) noexcept nogil
     uint32_t add32_seq(uint32_t *p, uint32_t value) noexcept nogil
     uint32_t add32_relaxed(uint32_t *p, uint32_t value) noexcept nogil
     uint64_t add64_relaxed(uint64_t *p, uint64_t value) noexcept nogil

@@ -178,7 +178,7 @@ cdef struct MemberRecord:
     uint64_t incarnation            # joiner; cold lock, release after the other fields; 0 = free
     uint64_t cluster_id             # joiner; cold lock; before incarnation
     uint32_t pid                    # joiner; cold lock; for people, never for decisions
-    uint32_t role                   # joiner; cold lock; LLMRole as number, again at switch_role
+    uint32_t role                   # joiner; cold lock; LLMRole as number; again, without it, at switch_role
     uint64_t start_time             # joiner; cold lock; clock ticks after boot, as in /proc/<pid>/stat
     uint32_t layout_version         # joiner; cold lock
     uint32_t pad
@@ -201,14 +201,14 @@ cdef struct DirectoryHeader:
     uint32_t pad1[27]
     uint64_t index_word             # owner; seq_cst; (version << 16 | part << 8 | log2 of its entries) at each rebuild
     uint64_t pad2[15]
-    uint32_t key_event              # owner; release then futex wake; at each bind, unbind, remove and publish
+    uint32_t key_event              # owner; seq_cst then futex wake; at each bind, unbind, remove and publish
     uint32_t pad3[31]
     uint32_t key_waiters            # waiters; seq_cst add and subtract; around a wait on key_event
     uint32_t pad4[31]
     uint64_t segments_unlinked      # owner; release after the ring entry; when a segment's name is gone
     uint64_t ended_count            # owner; release after the ring entry; when a key ended
     uint64_t pad5[14]
-    uint64_t reaped_count           # linkers; cold lock; a dead side was closed: its last key may be full, not consumed
+    uint64_t reaped_count           # linkers; cold lock; a record was claimed anew: a key may be full, not consumed
     uint64_t pad6[15]
     uint64_t reserved[400]
 
@@ -274,7 +274,7 @@ cdef struct LinkSide:
     uint64_t pad0[13]
     uint64_t hazard                 # this side; exchange seq_cst, cleared by release; the cache in use now, 0 = none
     uint64_t pad1[15]
-    uint64_t counters[COUNTERS_MAX]     # this side; under the link's lock, relaxed
+    uint64_t counters[COUNTERS_MAX]     # this side; relaxed; under the link's lock, but for timeouts before it was had
     uint64_t leases[LEASES_MAX]     # this side; as the hazard, but lasting: a view, a fork, a waiting pull
 
 

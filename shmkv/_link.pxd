@@ -17,6 +17,10 @@ cdef enum:
     LINK_FORKED = -1306             # the handle belongs to the parent process
 
 
+cdef enum:
+    SIGNALS_NS = 50000000           # how long a copy or a wait runs before Python signal handlers get a chance
+
+
 cdef struct Patience:
     # How long a call may take, and what it has to do meanwhile.
     int64_t begin_ns
@@ -54,12 +58,15 @@ cdef class LinkHandle:
     cdef readonly Region directory
     cdef readonly Region members
     cdef bytes prefix
+    cdef readonly uint32_t slot     # of the record in the peer's directory
+    cdef readonly uint64_t cluster_id       # the peer's
 
 
 cdef void patience_init(Patience* wait, int64_t timeout_ms)
 cdef int link_enter(Link* link, Patience* wait) noexcept nogil
 cdef void link_leave(Link* link) noexcept nogil
 cdef int look(Link* link) noexcept nogil
+cdef int look_at_memory(Link* link) noexcept nogil
 cdef int look_between_chunks(Link* link, Patience* wait) noexcept nogil
 cdef int run_signals(Patience* wait) noexcept nogil
 cdef int raise_pending() except -1

@@ -5,6 +5,7 @@
 both. Every wait comes back after a slice and looks at signals, link, peer and deadline (`after_slice`). Nobody takes a dead
 holder's lock over: the link becomes BROKEN, and linking again makes a new record.
 """
+import os
 import threading
 
 from cpython.pythread cimport PyThread_get_thread_ident
@@ -14,6 +15,7 @@ from shmkv._futex cimport (
     Waiter,
     add32_seq,
     load32_acquire,
+    load32_seq,
     load64_acquire,
     load64_seq,
     now_ns,
@@ -65,9 +67,17 @@ cdef extern from *:
 
 cdef enum:
     LOOK_NS = 1000000               # how old the last look at the peer's life byte may be
-    SIGNALS_NS = 50000000           # how long a copy runs before Python signal handlers get a chance
 
 cdef unsigned long main_thread = threading.main_thread().ident
+
+
+def _find_main_thread():
+    """In a forked child the thread that forked is the main thread."""
+    global main_thread
+    main_thread = threading.main_thread().ident
+
+
+os.register_at_fork(after_in_child=_find_main_thread)
 
 
 cdef void patience_init(Patience* wait, int64_t timeout_ms):
@@ -187,7 +197,7 @@ cdef int link_enter(Link* link, Patience* wait) noexcept nogil:
     if status == 0 and not queue_enter(&link.queue, &me):
         status = wait_in_queue(link, wait, &me)
     if status == 0:
-        status = look_sometimes(link, wait.begin_ns)
+        status = look_sometimes(link, wait.entered_ns)
         if status == 0:
             status = take_word(link, wait)
         if status == 0:
@@ -273,7 +283,11 @@ cdef class LinkHandle:
         link.epoch = process_epoch()
         link.unlinked_seen = load64_acquire(&directory_header(directory.address).segments_unlinked)
         queue_init(&link.queue)
-        if link.peer_slot >= MEMBERS_MAX or table_init(&link.segments) != 0:
+        self.slot = slot
+        self.cluster_id = link.record.sides[SIDE_ACCEPTOR].cluster_id
+        if link.peer_slot >= MEMBERS_MAX:
+            raise ValueError(f"the link record names member slot {link.peer_slot} of {MEMBERS_MAX}")
+        if table_init(&link.segments) != 0:
             raise MemoryError("no memory for a table of mappings")
 
     def __dealloc__(self):
@@ -306,7 +320,7 @@ cdef class LinkHandle:
     @property
     def users(self):
         """Threads of this process inside a call on the link."""
-        return load32_acquire(&self.link.users)
+        return load32_seq(&self.link.users)
 
     @property
     def word(self):

@@ -1,8 +1,10 @@
 """Types of the link records in a directory."""
 from collections.abc import Callable, Sequence
-from typing import TypedDict
+from typing import Final, TypedDict
 
 from shmkv._mapping import Region
+
+LIVE: Final[int]
 
 class _Side(TypedDict):
     open: int
@@ -25,6 +27,7 @@ def reserve_more(directory: Region, reserve: Callable[[int, int], object]) -> No
 def claim(
     directory: Region, life_fd: int, members: Region, sides: Sequence[tuple[int, int, int]]
 ) -> int | None: ...
+def abandon(directory: Region, slot: int) -> None: ...
 def find(directory: Region, cluster_id: int) -> list[int]: ...
 def read(directory: Region, slot: int) -> _Record: ...
 def initiator_lives(directory: Region, slot: int, life_fd: int, members: Region) -> bool: ...

@@ -23,6 +23,7 @@ from shmkv._layout cimport (
     LINK_BROKEN,
     LINK_FREE,
     LINK_LIVE,
+    LINK_REMOVED,
     LINKS_MAX,
     LINKS_OFFSET,
     MEMBERS_MAX,
@@ -131,7 +132,7 @@ def claim(Region directory, int life_fd, Region members, sides):
         if close_dead_side(&link.sides[SIDE_INITIATOR], life_fd, members.address) \
                 and close_dead_side(&link.sides[SIDE_ACCEPTOR], life_fd, members.address):
             start(link, sides)
-            # The last user of the record may have died between its last mark and its swap: the owner looks again.
+            # Its last user may have died between its last mark and its swap: the owner looks at all rows again.
             add64_relaxed(&directory_header(directory.address).reaped_count, 1)
             return slot
     return None
@@ -151,6 +152,13 @@ cdef start(LinkRecord* link, sides):
         # After the incarnation: a crash in between leaves a closed side, never an open one of nobody.
         store32_release(&side.open, SIDE_OPEN if i == SIDE_INITIATOR else SIDE_CLOSED)
     store64_release(&link.state, make_word(serial, LINK_LIVE))
+
+
+def abandon(Region directory, uint32_t slot):
+    """Undo a claim whose link could not be used."""
+    cdef LinkRecord* link = link_at(directory.address, slot)
+    end_link(link, load64_seq(&link.state), LINK_REMOVED)
+    store32_release(&link.sides[SIDE_INITIATOR].open, SIDE_CLOSED)
 
 
 def find(Region directory, uint64_t cluster_id):
@@ -203,3 +211,6 @@ def dead_initiators(Region directory, int life_fd, Region members):
 def address(Region directory, uint32_t slot):
     """Address of a record in this process."""
     return <size_t>link_at(directory.address, slot)
+
+
+LIVE = LINK_LIVE

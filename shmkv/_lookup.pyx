@@ -9,6 +9,7 @@ from libc.string cimport memcpy
 from shmkv._futex cimport (
     add32_relaxed,
     exchange64_seq,
+    fence_acquire,
     load32_acquire,
     load64_acquire,
     load64_seq,
@@ -86,6 +87,7 @@ cdef int copy_cache(char* base, uint32_t slot, FoundRow* found) noexcept nogil:
     found.cache = shared
     found.cache_word = load64_seq(&shared.word)
     memcpy(copy, shared, sizeof(CacheRecord))
+    fence_acquire()
     if word_state(found.cache_word) != CACHE_LIVE or load64_seq(&shared.word) != found.cache_word:
         return FIND_REMOVED
     if <uint64_t>copy.first_tensor + copy.num_tensors > TENSORS_MAX:
@@ -111,6 +113,7 @@ cdef int compare_row(char* base, uint32_t index, const Key* key, FoundRow* found
         kind = row.key_kind
         slot = row.cache_slot
         found.batch_index = row.batch_index
+        fence_acquire()
         if load64_seq(&row.word) == found.row_word:
             break
     if kind != key.kind or words[0] != key.words[0] or words[1] != key.words[1] or words[2] != key.words[2] \
@@ -213,8 +216,10 @@ cdef int recheck(FoundRow* found, bint by_key) noexcept nogil:
     Another reader may have consumed the key meanwhile. A key that was removed or bound anew is gone: its owner may have begun
     to write other bytes into the row.
     """
-    cdef uint64_t word = load64_seq(&found.row.word)
-    cdef uint64_t cache_word = load64_seq(&found.cache.word)
+    cdef uint64_t word, cache_word
+    fence_acquire()                 # after the last byte
+    word = load64_seq(&found.row.word)
+    cache_word = load64_seq(&found.cache.word)
     # Retired meanwhile: the owner wants the memory and waits for our hazard. FREE or another generation: it has taken us for
     # dead, so the bytes may be anybody's.
     if word_generation(cache_word) != word_generation(found.cache_word) or word_state(cache_word) == CACHE_FREE:
@@ -246,7 +251,7 @@ cdef inline uint64_t word_bits(uint32_t first, uint32_t count, uint32_t number) 
 
 
 cdef bint cover(char* base, FoundRow* found, uint32_t first, uint32_t count) noexcept nogil:
-    """Mark tensors as pulled for this binding of the row; True if they were not all marked by an older binding's reader."""
+    """Mark tensors as pulled; False if a word belongs to another binding of the row."""
     cdef uint64_t* words = coverage_words(base, &found.copy, found.batch_index)
     cdef uint64_t seen, bits, tag = word_generation(found.row_word) << 32
     cdef uint32_t number

@@ -7,7 +7,6 @@ from shmkv._link import LinkHandle
 from shmkv.errors import LLMException
 
 DST_GONE: Final[int]
-SRC_GONE: Final[int]
 
 # `select` has ten numbers; callers cut it up and put it together again, so its length is not part of the type.
 def pull(

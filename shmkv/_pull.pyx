@@ -9,7 +9,6 @@ from libc.string cimport memcpy, memset
 
 from shmkv._core cimport (
     PULL_DST_GONE,
-    PULL_SRC_GONE,
     Local,
     LocalCache,
     Request,
@@ -169,14 +168,13 @@ def last_pull():
 cdef class PreparedPull:
     """A pull whose arguments are checked: call it with a key.
 
-    What the plain pull would answer is answered here, too: whenever the quick way does not apply (another cluster, a link that
-    ended or lost its peer, anything but a usable key) `again(key)` makes the plain pull and gives the link handle to go on with, and
-    `fail(key, status)` gives the exception for a status.
+    What the plain pull would answer is answered here, too. Whenever the quick way does not apply (another cluster, a link that ended
+    or lost its peer, a destination that was deallocated, anything but a usable key) `again(key)` makes the plain pull and gives the
+    link handle to go on with; `fail(key, status)` gives the exception for any other status.
     """
     cdef Request want
     cdef readonly LocalCache dst
-    cdef LinkHandle handle
-    cdef uint64_t cluster_id
+    cdef LinkHandle handle          # the link that the last call used; it knows its cluster
     cdef int64_t timeout_ms
     cdef tuple key_types
     cdef object again
@@ -189,33 +187,31 @@ cdef class PreparedPull:
 
     def __call__(self, key):
         """Pull the row that `key` names; raises what `pull_cache` raises."""
+        cdef LinkHandle handle = self.handle        # kept alive here: another thread may change links meanwhile
         cdef Request want
         cdef int status
         cdef bytes packed
-        if self.handle is None or type(key) not in self.key_types:
+        if handle is None or type(key) not in self.key_types:
             return self.go_on_with(key)
         packed = key.packed
         want = self.want
         set_key(&want, packed)
-        if (<const uint64_t*><const char*>packed)[0] != self.cluster_id or want.key.kind == KEY_UNUSABLE:
+        if (<const uint64_t*><const char*>packed)[0] != handle.cluster_id or want.key.kind == KEY_UNUSABLE:
             return self.go_on_with(key)
         patience_init(&want.wait, self.timeout_ms)
         with nogil:
-            status = pull_now(&self.handle.link, &self.dst.local, &want)
+            status = pull_now(&handle.link, &self.dst.local, &want)
         if status == 0:
             return None
         if status == LINK_INTERRUPTED:
             raise_pending()
-        if status == LINK_ENDED or status == LINK_PEER_GONE or status == LINK_FORKED:
+        if status in (LINK_ENDED, LINK_PEER_GONE, LINK_FORKED, PULL_DST_GONE):
             return self.go_on_with(key)
         raise self.fail(key, status)
 
     cdef go_on_with(self, key):
         self.handle = self.again(key)
-        if self.handle is not None:
-            self.cluster_id = key.cluster_id
         return None
 
 
 DST_GONE = PULL_DST_GONE
-SRC_GONE = PULL_SRC_GONE

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import errno
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from shmkv import _link, _link_record, _lookup, segment
+from shmkv import _link_record, _lookup, segment
 from shmkv._core import LocalCache
 from shmkv._directory import Directory
 from shmkv._layout import SEGMENT_DATA
+from shmkv._mapping import Region
 from shmkv.cache_layout import CacheLayout
 from shmkv.config import Settings
 from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
@@ -39,12 +38,12 @@ class OwnCache:
 
     cache_id: int
     layout: CacheLayout
-    slot: int
-    generation: int
     segment: Segment
     local: LocalCache
-    blocks_model_id: int | None = None      # a blocks cache's key
-    id_alive: bool = True
+    blocks_model_id: int | None             # a blocks cache's key
+    slot: int = field(default=-1, init=False)
+    generation: int = field(default=0, init=False)
+    id_alive: bool = field(default=True, init=False)
     retired: bool = field(default=False, init=False)
 
     @property
@@ -58,34 +57,14 @@ class OwnCache:
         return self.layout.offsets
 
 
-class OwnerLock:
-    """A mutex that refuses the thread that has it already: a signal handler cannot wait for the call it interrupted."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._holder = 0
-
-    def __enter__(self) -> None:
-        me = threading.get_ident()
-        if self._holder == me or _link.inside_call():
-            raise LLMException("called from a signal handler that interrupted a call of this cluster",
-                               status_code=LLMStatusCode.LLM_LINK_BUSY)
-        self._lock.acquire()
-        self._holder = me
-
-    def __exit__(self, *_: object) -> None:
-        self._holder = 0
-        self._lock.release()
-
-
 class OwnCaches:
     """All caches of one cluster, by id.
 
-    `initiated()` gives the addresses of the link records that this cluster made in other directories.
+    `initiated()` gives (directory, slot) of the link records that this cluster made in other directories.
     """
 
     def __init__(self, settings: Settings, namespace: Namespace, member: Member, directory: Directory, pool: SegmentPool,
-                 initiated: Callable[[], list[int]]) -> None:
+                 initiated: Callable[[], list[tuple[Region, int]]]) -> None:
         self._settings = settings
         self._namespace = namespace
         self._member = member
@@ -93,13 +72,13 @@ class OwnCaches:
         self._pool = pool
         self._initiated = initiated
         self._by_id: dict[int, OwnCache] = {}
-        self._by_slot: dict[int, OwnCache] = {}
+        self._by_slot: dict[int, OwnCache] = directory.owners
         self._leaving: dict[int, OwnCache] = {}
         self._reaped: set[tuple[int, int]] = set()
         self._reaped_count = 0
         self._looked_ns = 0
         self._next_id = 1
-        self.dropped: deque[int] = deque()      # ids that `KvCache.__del__` put here; it takes no lock
+        self.dropped: deque[OwnCache] = deque()     # `KvCache.__del__` puts them here; it takes no lock
 
     def __iter__(self) -> Iterator[OwnCache]:
         return iter(list(self._by_id.values()))
@@ -112,63 +91,73 @@ class OwnCaches:
                                status_code=LLMStatusCode.LLM_KV_CACHE_NOT_EXIST)
         return cache
 
+    def is_current(self, own: OwnCache) -> bool:
+        """Is this a cache of this cluster, and not one of an earlier init with the same id?"""
+        return self._by_id.get(own.cache_id) is own
+
     # -- making -----------------------------------------------------------------------------------------------------
 
-    def allocate_blocks(self, wanted: CacheLayout, model_id: int | None, *, publish: bool, zero: bool) -> OwnCache:
-        """A new blocks cache; `model_id` is its key for as long as it lives, None for a cache without a key."""
-        if model_id is not None and any(cache.blocks_model_id == model_id and cache.id_alive for cache in self):
-            raise LLMParamError(f"blocks key (model_id {model_id}) is bound to a living cache already")
-        cache = self.allocate(wanted, {}, publish=publish, zero=zero)
-        cache.blocks_model_id = model_id
-        self._directory.mark_blocks(cache.slot, model_id)
-        return cache
-
-    def allocate(self, wanted: CacheLayout, keys: dict[int, KeyWords], *, publish: bool, zero: bool) -> OwnCache:
-        """A new cache with its rows bound to `keys`. LLMParamError if a key is bound to a living cache; nothing is left of a
-        failed call."""
+    def allocate(self, wanted: CacheLayout, keys: dict[int, KeyWords], *, publish: bool, zero: bool, blocks: bool = False,
+                 blocks_model_id: int | None = None) -> OwnCache:
+        """A new cache with its rows bound to `keys`, or a blocks cache with its own kind of key. LLMParamError if a key is bound
+        to a living cache; nothing is left of a failed call."""
         self.collect()
         self._namespace.check_own_life(self._member)
         for row, words in keys.items():
             self._check_unbound(row, words)
-        with self._memory(wanted):
+        self._check_blocks_key(blocks_model_id)
+        cache: OwnCache | None = None
+        made: Segment | None = None
+        try:
             made, fresh = self._pool.take(wanted.nbytes, self._make_room)
-            try:
-                if zero and not fresh:
-                    made.region.clear(SEGMENT_DATA, wanted.nbytes)
-                cache = self._record(wanted, made, publish)
-            except BaseException:
+            if zero and not fresh:
+                made.region.clear(SEGMENT_DATA, wanted.nbytes)
+            cache = OwnCache(self._next_id, wanted, made, LocalCache(made.region, wanted.tensors), blocks_model_id)
+            self._next_id += 1
+            self._record(cache, keys, publish, blocks)
+        except BaseException as error:
+            self._undo(cache, made)
+            if isinstance(error, (MemoryError, OSError)):
+                raise self._no_memory(wanted, error) from error
+            raise
+        return cache
+
+    def _check_blocks_key(self, model_id: int | None) -> None:
+        if model_id is not None and any(cache.blocks_model_id == model_id and cache.id_alive for cache in self):
+            raise LLMParamError(f"blocks key (model_id {model_id}) is bound to a living cache already")
+
+    def _record(self, cache: OwnCache, keys: dict[int, KeyWords], publish: bool, blocks: bool) -> None:
+        wanted = cache.layout
+        cache.slot, cache.generation = self._directory.insert(
+            cache.segment.region, cache, cache_id=cache.cache_id, serial=cache.segment.serial, tensors=wanted.tensors,
+            num_rows=wanted.rows, published=wanted.desc.num_tensors if publish else 0, kind=int(blocks),
+            blocks_model_id=cache.blocks_model_id)
+        self._by_id[cache.cache_id] = cache
+        for row, words in keys.items():
+            self._directory.bind(cache.slot, row, words)
+
+    def _undo(self, cache: OwnCache | None, made: Segment | None) -> None:
+        """Take back what a failed allocation got to. Once it is recorded, a reader may be in it: then it leaves as any cache."""
+        slot = next((slot for slot, owner in self._by_slot.items() if owner is cache), None)
+        if cache is None or slot is None:
+            if made is not None:
                 self._pool.give(made)
-                raise
-        try:
-            for row, words in keys.items():
-                self._directory.bind(cache.slot, row, words)
-        except (MemoryError, OSError) as error:
-            self.deallocate(cache.cache_id)
-            raise self._no_memory(wanted, error) from error
-        return cache
-
-    def _record(self, wanted: CacheLayout, made: Segment, publish: bool) -> OwnCache:
-        local = LocalCache(made.region, wanted.tensors)
-        slot, generation = self._directory.insert(
-            made.region, cache_id=self._next_id, serial=made.serial, tensors=wanted.tensors, num_rows=wanted.rows,
-            published=wanted.desc.num_tensors if publish else 0)
-        cache = OwnCache(self._next_id, wanted, slot, generation, made, local)
-        self._next_id += 1
-        self._by_id[cache.cache_id] = self._by_slot[slot] = cache
-        return cache
-
-    @contextmanager
-    def _memory(self, wanted: CacheLayout) -> Iterator[None]:
-        try:
-            yield
-        except (MemoryError, OSError) as error:
-            raise self._no_memory(wanted, error) from error
+            return
+        cache.slot, cache.generation = slot, self._directory.generation(slot)
+        self._by_id[cache.cache_id] = cache
+        for row in range(cache.layout.rows):
+            self._directory.unbind(slot, row)
+        self._let_go(cache)
 
     def _make_room(self, nbytes: int) -> None:
         """Before memory is said to be short, what the dead left is removed."""
-        if segment.free_nbytes() < nbytes:
+        if segment.free_nbytes() >= nbytes:
+            return
+        try:
             with self._namespace.cold(self._settings.sync_kv_timeout_ms):
                 self._namespace.sweep()
+        except LLMException as error:
+            log.warning("could not look for leftovers of dead processes: %s", error)
 
     def _no_memory(self, wanted: CacheLayout, error: BaseException) -> LLMException:
         desc, nbytes = wanted.desc, wanted.nbytes
@@ -202,6 +191,7 @@ class OwnCaches:
         for row, words in keys.items():
             self._check_unbound(row, words, cache.slot)
         try:
+            self._directory.make_room(len(keys))
             for row, words in keys.items():
                 if not publish:
                     self._directory.publish(cache.slot, row, 0)
@@ -233,21 +223,20 @@ class OwnCaches:
     def deallocate(self, cache_id: int) -> None:
         """Drop the id reference; no-op for an unknown or already dropped id."""
         cache = self._by_id.get(cache_id)
-        if cache is not None and cache.id_alive:
+        if cache is not None:
+            self._let_go(cache)
+        self.collect()
+
+    def _let_go(self, cache: OwnCache) -> None:
+        if cache.id_alive:
+            self._leaving[cache.cache_id] = cache
             cache.id_alive = False
             cache.local.close()
-            self._leaving[cache_id] = cache
-        self.collect()
 
     def collect(self) -> int:
         """Free what can be freed now: bytes that the system has back (kept segments are not among them)."""
         while self.dropped:
-            cache_id = self.dropped.popleft()
-            cache = self._by_id.get(cache_id)
-            if cache is not None and cache.id_alive:
-                cache.id_alive = False
-                cache.local.close()
-                self._leaving[cache_id] = cache
+            self._let_go(self.dropped.popleft())
         self._settle()
         freed = sum(self._try_free(cache) for cache in list(self._leaving.values()))
         self._directory.index.give_back_old_parts(self._namespace.life_fd, self._namespace.table)
@@ -284,8 +273,9 @@ class OwnCaches:
         if cache.local.uses or self._directory.pinned(cache.generation, self._namespace.life_fd, self._namespace.table,
                                                       self._initiated()):
             return 0
-        del self._by_id[cache.cache_id], self._by_slot[cache.slot], self._leaving[cache.cache_id]
         self._directory.release(cache.slot)
+        self._by_id.pop(cache.cache_id, None)
+        self._leaving.pop(cache.cache_id, None)
         return self._pool.give(cache.segment)
 
     def close(self, timeout_ms: int) -> None:
@@ -299,7 +289,6 @@ class OwnCaches:
         for cache in self._by_id.values():
             segment.unlink(cache.segment.name)
         self._by_id.clear()
-        self._by_slot.clear()
         self._leaving.clear()
         self._pool.drain()
 
@@ -326,7 +315,11 @@ class OwnCaches:
         wanted = tensors if count < 0 else min(tensors, first + count)
         return bool(self._directory.progress(cache.slot, row) >= wanted)
 
-    def mark_pulled(self, cache: OwnCache, row: int, generation: int, first: int, count: int) -> None:
-        """Coverage after a pull of our own; consumes the key when it was the last part."""
-        self._directory.mark_pulled(cache.slot, row, generation, first, cache.desc.num_tensors if count < 0 else count)
-        self.collect()
+    def finish_own(self, cache: OwnCache, row: int, generation: int, consumes: bool, first: int, count: int) -> int:
+        """After the copy of a pull of our own, while the source is still counted in: 0, or REMOVED if the row was bound anew
+        meanwhile. Coverage, and the key is consumed when this was the last part."""
+        if self._directory.row_generation(cache.slot, row) != generation:
+            return int(_lookup.REMOVED)
+        if consumes:
+            self._directory.mark_pulled(cache.slot, row, generation, first, cache.desc.num_tensors if count < 0 else count)
+        return 0

@@ -5,11 +5,12 @@ import errno
 import logging
 import os
 
-from shmkv import _copy, _life, _link_record, segment
+from shmkv import _copy, _life, _link, _link_record, segment
 from shmkv._directory import Directory
 from shmkv._layout import DIRECTORY_SIZE
 from shmkv._mapping import Region
-from shmkv.caches import OwnCaches, OwnerLock
+from shmkv._mutex import Mutex
+from shmkv.caches import OwnCaches
 from shmkv.config import Settings
 from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
 from shmkv.membership import JOIN_TIMEOUT_MS, Namespace, segment_prefix
@@ -19,24 +20,30 @@ from shmkv.types import LLMRole
 log = logging.getLogger("shmkv")
 
 
-def _choose_kernel(settings: Settings) -> None:
+def choose_kernel(settings: Settings) -> None:
+    """Copy loop, threshold and threads as the environment says; LLMParamError naming the accepted values."""
     try:
         _copy.configure(settings.kernel, settings.nt_threshold, settings.copy_threads)
     except ValueError as error:
         raise LLMParamError(f"SHMKV_KERNEL, SHMKV_NT_THRESHOLD or SHMKV_COPY_THREADS: {error}") from error
 
 
+def _busy(text: str) -> LLMException:
+    return LLMException(text, status_code=LLMStatusCode.LLM_LINK_BUSY)
+
+
 class Cluster:
     """Joins on construction and leaves at `close`. Owned by one LLMDataDist; unusable in a forked child."""
 
     def __init__(self, settings: Settings, role: LLMRole, cluster_id: int) -> None:
-        _choose_kernel(settings)
+        choose_kernel(settings)
         self.settings = settings
         self.role = role
         self.cluster_id = cluster_id
-        self.lock = OwnerLock()
-        self.link_addresses: set[int] = set()       # of the records that this cluster made elsewhere; kept by link.py
+        self.lock = Mutex(self._check_entry, _busy)     # the owner's lock, of everything that changes caches and keys
+        self.link_records: set[tuple[Region, int]] = set()      # (directory, slot) that this cluster claimed; kept by link.py
         self._epoch = _life.epoch()
+        self._fd = -1
         self.is_closed = False
         try:
             self.namespace, self.member = Namespace.join(settings.namespace, cluster_id, int(role))
@@ -46,6 +53,7 @@ class Cluster:
         try:
             self._make_directory()
         except BaseException as error:
+            self._close_descriptor()
             self._leave()
             if isinstance(error, OSError):
                 raise self._no_files(error) from error
@@ -61,7 +69,7 @@ class Cluster:
                            self.directory.note_unlinked)
         self.pool = pool
         self.caches = OwnCaches(self.settings, self.namespace, self.member, self.directory, pool,
-                                lambda: list(self.link_addresses))
+                                lambda: list(self.link_records))
 
     def _reserve(self, offset: int, nbytes: int) -> None:
         segment.reserve(self._fd, offset, nbytes)
@@ -72,6 +80,12 @@ class Cluster:
         free = f" ({segment.free_nbytes()} bytes free)" if os.path.isdir(segment.SHM_DIR) else ""
         return LLMException(f"cannot make the control structures in {segment.SHM_DIR}{free}: {error}",
                             status_code=self.settings.out_of_memory_status if short else LLMStatusCode.LLM_FAILED)
+
+    def _check_entry(self) -> None:
+        """Whoever got the owner's lock may have waited for a finalize."""
+        if _link.inside_call():
+            raise _busy("called from a signal handler that interrupted a pull")
+        self.check_usable()
 
     def check_usable(self) -> None:
         """LLM_ENGINE_FINALIZED after close, LLM_FAILED in a forked child."""
@@ -94,18 +108,30 @@ class Cluster:
         self.namespace.set_role(self.member, int(role))
 
     def close(self) -> None:
-        """Free everything and leave. In a forked child nothing is touched."""
+        """Free everything and leave, whatever interrupts it on the way. In a forked child nothing is touched."""
         if self.is_closed:
             return
-        self.is_closed = True
         if self.is_forked:
+            self.is_closed = True
             return
-        self.directory.close()
-        self.caches.close(self.settings.sync_kv_timeout_ms)
-        os.close(self._fd)
-        self._leave()
+        with self.lock:
+            self.is_closed = True           # nobody gets in any more
+        try:
+            self.directory.close()
+            self.caches.close(self.settings.sync_kv_timeout_ms)
+        finally:
+            self._close_descriptor()
+            self._leave()
+
+    def _close_descriptor(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def _leave(self) -> None:
         _link_record.set_own(0)
-        with self.namespace.cold_even_unnamed(JOIN_TIMEOUT_MS):
-            self.namespace.leave(self.member)
+        try:
+            with self.namespace.cold_even_unnamed(JOIN_TIMEOUT_MS):
+                self.namespace.leave(self.member)
+        finally:
+            self.namespace.give_up_life(self.member)

@@ -108,6 +108,8 @@ class Settings:
             TypeError: `options` is not a dict, or an option that is used is not a str.
             LLMParamError: a value that is not allowed, naming the option or the environment variable.
         """
+        if isinstance(options, LLMConfig):
+            raise TypeError("argument 'options' only support dict, got an LLMConfig: pass config.generate_options()")
         given = dict(check_type("options", options, dict))
         env = os.environ if environ is None else environ
         _check_unused(given)

@@ -84,15 +84,19 @@ class LLMDataDist:
         cluster, links = self._cluster, self._links
         if cluster is None or links is None:
             return
-        if _link.inside_call():
-            raise LLMException("finalize was called from a signal handler that interrupted a pull",
+        if _link.inside_call() or cluster.lock.is_mine:
+            raise LLMException("finalize was called from a signal handler that interrupted a call of this cluster",
                                status_code=LLMStatusCode.LLM_LINK_BUSY)
-        self._cluster = self._links = self._manager = None
-        if LLMDataDist.llm_engine_instance is self:
-            LLMDataDist.llm_engine_instance = None
-        if not cluster.is_forked:
-            links.close()
-        cluster.close()
+        try:
+            if not cluster.is_forked:
+                links.close()
+        finally:
+            try:
+                cluster.close()
+            finally:
+                self._cluster = self._links = self._manager = None
+                if LLMDataDist.llm_engine_instance is self:
+                    LLMDataDist.llm_engine_instance = None
 
     def _is_forked(self) -> bool:
         return self._cluster is not None and self._cluster.is_forked
@@ -113,7 +117,7 @@ class LLMDataDist:
         """
         cluster, links = self._joined()
         wanted = self._check_link_arguments(clusters, timeout)
-        status = self._check_clusters(cluster, wanted)
+        status = self._check_clusters(cluster, links, wanted)
         return (status, []) if status is not None else links.link(wanted, timeout)
 
     def unlink_clusters(self, clusters: Sequence[LLMClusterInfo], timeout: int = 3000, force: bool = False) -> LinkResults:
@@ -148,18 +152,21 @@ class LLMDataDist:
         return wanted
 
     @staticmethod
-    def _check_clusters(cluster: Cluster, wanted: Sequence[LLMClusterInfo]) -> LLMStatusCode | None:
+    def _check_clusters(cluster: Cluster, links: Links, wanted: Sequence[LLMClusterInfo]) -> LLMStatusCode | None:
         """What makes a whole call fail, in the order of the contract."""
         if cluster.settings.cache_manager:
             return _check_local_ips(cluster, wanted)
         if cluster.role != LLMRole.DECODER or not wanted:
+            log.warning("link_clusters needs role %s and at least one cluster, this is %s with %d", LLMRole.DECODER, cluster.role,
+                        len(wanted))
             return LLMStatusCode.LLM_PARAM_INVALID
         if len(wanted) > MAX_CLUSTERS_A_CALL:
             return LLMStatusCode.LLM_CLUSTER_NUM_EXCEED_LIMIT
         for info in wanted:
-            if not info.local_ip_info_list or len(info.local_ip_info_list) != len(info.remote_ip_info_list):
-                return LLMStatusCode.LLM_PARAM_INVALID
-            if info.local_ip_info_list != wanted[0].local_ip_info_list:
+            if not info.local_ip_info_list or len(info.local_ip_info_list) != len(info.remote_ip_info_list) \
+                    or info.local_ip_info_list != wanted[0].local_ip_info_list:
+                links.note_failure(info.remote_cluster_id, "link_clusters wants local and remote ip infos, as many of one as of "
+                                   "the other, and the same local ones for all clusters of a call")
                 return LLMStatusCode.LLM_PARAM_INVALID
         return None
 

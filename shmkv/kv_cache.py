@@ -1,6 +1,7 @@
 """KvCache: what a caller holds of an allocated cache, and the views of its tensors."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shmkv import _life
@@ -127,12 +128,12 @@ class KvCache:
         """Is this own memory of the caller?"""
         return self._is_host
 
-    def __del__(self) -> None:
+    def __del__(self, epoch: Callable[[], int] = _life.epoch) -> None:     # module globals may be gone at exit
         # Takes no lock and raises nothing: the id goes into a queue that the manager's next call drains. The attributes are
         # missing when __init__ raised.
         manager = getattr(self, "_manager", None)
-        if manager is not None and self._is_valid and self._epoch == _life.epoch():
-            manager._drop(self._cache_id)
+        if manager is not None and self._own is not None and self._epoch == epoch():
+            manager._drop(self._own)
 
     def __repr__(self) -> str:
         return f"KvCache(cache_id = {self._cache_id}, num_devices = {max(len(self.per_device_tensor_addrs), 1)})"

@@ -6,6 +6,7 @@ Role first, then types, then values; nothing is touched before all of it passed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NoReturn
 
 from shmkv import _copy, _pull, transfer
 from shmkv._pull import PreparedPull
@@ -16,8 +17,8 @@ from shmkv.checks import (
     check_bool,
     check_copy_size,
     check_dict,
+    check_int,
     check_int32,
-    check_int64,
     check_optional_offset,
     check_positive,
     check_sequence,
@@ -26,7 +27,7 @@ from shmkv.checks import (
     check_uint64,
 )
 from shmkv.cluster import Cluster
-from shmkv.errors import LLMParamError
+from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
 from shmkv.keys import KEY_UNUSABLE, BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
 from shmkv.kv_cache import KvCache, check_kv_cache, make_view
 from shmkv.link import Links
@@ -72,8 +73,11 @@ class KvCacheManager:
         check_usable_key(cache_key)
 
     def _own(self, cache: KvCache) -> OwnCache:
-        """The living cache behind a handle; LLM_KV_CACHE_NOT_EXIST otherwise."""
-        return self._cluster.caches.get(cache.cache_id)
+        """The living cache behind a handle; LLM_KV_CACHE_NOT_EXIST otherwise, also for a handle of an earlier init."""
+        own = self._cluster.caches.get(cache.cache_id)
+        if own is not cache._own:
+            raise LLMException(f"{cache!r} does not exist or was deallocated", status_code=LLMStatusCode.LLM_KV_CACHE_NOT_EXIST)
+        return own
 
     # -- memory -----------------------------------------------------------------------------------------------------
 
@@ -97,7 +101,7 @@ class KvCacheManager:
         rows = self._rows_of_keys(keys, wanted.rows)
         with self._cluster.lock:
             own = self._cluster.caches.allocate(wanted, rows, publish=publish, zero=zero)
-        return KvCache(own.cache_id, cache_desc, None, self, own)
+        return KvCache(own.cache_id, own.desc.snapshot(), None, self, own)
 
     def allocate_blocks_cache(self, cache_desc: CacheDesc, blocks_cache_key: BlocksCacheKey | None = None, *,
                               publish: bool = True, zero: bool = False) -> KvCache:
@@ -119,8 +123,8 @@ class KvCacheManager:
             self._check_role("allocate_blocks_cache with blocks_cache_key", LLMRole.PROMPT, LLMRole.MIX)
         model_id = None if blocks_cache_key is None else blocks_cache_key.model_id
         with self._cluster.lock:
-            own = self._cluster.caches.allocate_blocks(wanted, model_id, publish=publish, zero=zero)
-        return KvCache(own.cache_id, cache_desc, None, self, own)
+            own = self._cluster.caches.allocate(wanted, {}, publish=publish, zero=zero, blocks=True, blocks_model_id=model_id)
+        return KvCache(own.cache_id, own.desc.snapshot(), None, self, own)
 
     @staticmethod
     def _check_allocation(cache_desc: CacheDesc, publish: bool, zero: bool) -> CacheLayout:
@@ -149,8 +153,10 @@ class KvCacheManager:
         check_kv_cache("cache", cache)
         check_device("cache", cache)
         with self._cluster.lock:
+            own = cache._own
+            if own is not None and self._cluster.caches.is_current(own):
+                self._cluster.caches.deallocate(cache.cache_id)
             cache._close()
-            self._cluster.caches.deallocate(cache.cache_id)
 
     def collect(self) -> int:
         """Free now what nobody uses any more: bytes given back to the system."""
@@ -158,16 +164,17 @@ class KvCacheManager:
         with self._cluster.lock:
             return self._cluster.caches.collect()
 
-    def _drop(self, cache_id: int) -> None:
+    def _drop(self, own: OwnCache) -> None:
         """For `KvCache.__del__`: takes no lock."""
         if not self._cluster.is_closed:
-            self._cluster.caches.dropped.append(cache_id)
+            self._cluster.caches.dropped.append(own)
 
     def _views(self, cache: KvCache) -> tuple[TensorView, ...]:
         if not self.is_initialized():
             return ()
-        own = self._own(cache)
-        return tuple(make_view(own.segment.region, offset, own.desc) for offset in own.offsets)
+        with self._cluster.lock:        # so that memory is not recycled between a look at its exports and the first view
+            own = self._own(cache)
+            return tuple(make_view(own.segment.region, offset, own.desc) for offset in own.offsets)
 
     # -- keys and progress ------------------------------------------------------------------------------------------
 
@@ -183,7 +190,8 @@ class KvCacheManager:
     def bind(self, cache: KvCache, keys: dict[int, CacheKey], *, publish: bool = True) -> None:
         """Name rows of a cache at run time: {batch index: key}. A row that had a key loses it.
 
-        With ``publish=False`` the rows cannot be pulled before `publish`. To fill a row again: `unbind`, fill, `bind`.
+        What is published of a row stays as it is; with ``publish=False`` it is taken back first, so that the row cannot be pulled
+        before the next `publish`. To fill a row again: `unbind`, fill, `bind`.
         """
         self._check_role("bind", LLMRole.PROMPT)
         check_kv_cache("cache", cache)
@@ -324,9 +332,9 @@ class KvCacheManager:
         check_uint32("dst_batch_index", dst_batch_index)
         check_uint32("src_batch_index", src_batch_index)
         check_uint64("offset", offset)
-        check_copy_size("size", check_int64("size", size))
+        check_copy_size("size", size)
         if req_id is not None:
-            check_type("req_id", req_id, int)
+            check_int("req_id", req_id)
         with self._cluster.lock:
             source, target = self._own(src), self._own(dst)
             source.local.count_in()
@@ -334,6 +342,30 @@ class KvCacheManager:
             transfer.copy(self._cluster, source, target, src_batch_index, dst_batch_index, offset, size)
         finally:
             source.local.leave()
+
+    # -- not in this version ----------------------------------------------------------------------------------------
+
+    def pull_blocks(self, *_: object, **__: object) -> NoReturn:
+        """Not in this version: LLM_FEATURE_NOT_ENABLED."""
+        self._refuse("pull_blocks", LLMRole.DECODER)
+
+    def copy_blocks(self, *_: object, **__: object) -> NoReturn:
+        """Not in this version: LLM_FEATURE_NOT_ENABLED."""
+        self._refuse("copy_blocks", *LLMRole)
+
+    def swap_blocks(self, *_: object, **__: object) -> NoReturn:
+        """Not in this version: LLM_FEATURE_NOT_ENABLED."""
+        self._refuse("swap_blocks", *LLMRole)
+
+    def transfer_cache_async(self, *_: object, **__: object) -> NoReturn:
+        """Not in this version: LLM_FEATURE_NOT_ENABLED."""
+        self._refuse("transfer_cache_async", LLMRole.PROMPT)
+
+    def _refuse(self, what: str, *roles: LLMRole) -> NoReturn:
+        self._check_role(what, *roles)
+        raise LLMException(f"{what} is not part of this version of shmkv", status_code=LLMStatusCode.LLM_FEATURE_NOT_ENABLED)
+
+    # -- reading ----------------------------------------------------------------------------------------------------
 
     def get_cache_tensors(self, cache: KvCache, tensor_index: int = 0) -> list[Tensor]:
         """One Tensor a device (so exactly one) over tensor `tensor_index` of the cache: live, read-only through `numpy()`.
@@ -345,6 +377,7 @@ class KvCacheManager:
         check_int32("tensor_index", tensor_index)
         if not 0 <= tensor_index < cache.cache_desc.num_tensors:
             raise LLMParamError(f"argument 'tensor_index' must be 0 to {cache.cache_desc.num_tensors - 1}, got {tensor_index}")
-        own = self._own(cache)
-        view = make_view(own.segment.region, own.offsets[tensor_index], own.desc)
+        with self._cluster.lock:
+            own = self._own(cache)
+            view = make_view(own.segment.region, own.offsets[tensor_index], own.desc)
         return [Tensor._over(view.numpy(), TensorDesc(own.desc.data_type, own.desc.shape))]

@@ -8,24 +8,24 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from shmkv import _life, segment
+from shmkv._mutex import Mutex
 from shmkv.errors import LLMException
 
 POLL_S = 0.001
 
-_process_lock = threading.Lock()
+_process_lock = Mutex()
 
 
 def _new_process_lock() -> None:
     """A forked child must not wait for a thread that it does not have."""
     global _process_lock
-    _process_lock = threading.Lock()
+    _process_lock = Mutex()
 
 
 os.register_at_fork(after_in_child=_new_process_lock)
@@ -110,18 +110,20 @@ def forget(namespace: str) -> None:
 @contextmanager
 def cold(namespace: str, life: LifeFile, deadline: float) -> Iterator[None]:
     """The process mutex, then the cold byte, polled to the deadline: a record lock that is waited for cannot time out."""
-    mutex = _process_lock
-    if not mutex.acquire(timeout=max(0.0, deadline - time.monotonic())):
-        raise LLMException(f"another thread of this process is joining or linking in namespace {namespace!r}")
     try:
-        while not _life.hold_cold(life.fd):
-            if time.monotonic() >= deadline:
-                pid = _life.cold_holder_pid(life.fd)
-                raise LLMException(f"process {pid or 'of another pid namespace'} holds the cold lock of namespace {namespace!r}")
-            time.sleep(POLL_S)
-        try:
-            yield
-        finally:
-            _life.drop_cold(life.fd)
-    finally:
-        mutex.release()
+        with _process_lock.within(max(0.0, deadline - time.monotonic())):
+            try:
+                _poll_cold_byte(namespace, life, deadline)
+                yield
+            finally:
+                _life.drop_cold(life.fd)        # whether or not an interrupt came before it was ours
+    except TimeoutError as error:
+        raise LLMException(f"another thread of this process is joining or linking in namespace {namespace!r}") from error
+
+
+def _poll_cold_byte(namespace: str, life: LifeFile, deadline: float) -> None:
+    while not _life.hold_cold(life.fd):
+        if time.monotonic() >= deadline:
+            pid = _life.cold_holder_pid(life.fd)
+            raise LLMException(f"process {pid or 'of another pid namespace'} holds the cold lock of namespace {namespace!r}")
+        time.sleep(POLL_S)

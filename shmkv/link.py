@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Sequence
 
@@ -14,6 +13,7 @@ from shmkv import _acceptor, _link, _link_record, _members, segment
 from shmkv._layout import LINKS_LIMIT, VERSION
 from shmkv._link import LinkHandle
 from shmkv._mapping import Region
+from shmkv._mutex import Mutex
 from shmkv.cluster import Cluster
 from shmkv.cluster_info import LLMClusterInfo
 from shmkv.errors import LLMException, LLMStatusCode
@@ -36,7 +36,7 @@ class Links:
         self._cluster = cluster
         self._handles: dict[int, LinkHandle | None] = {}
         self._closing: list[LinkHandle] = []        # removed by force, a thread may still be inside
-        self._linking = threading.Lock()            # one link or unlink call at a time
+        self._linking = Mutex()                     # one link call at a time
         self.last_failure: dict[int, str] = {}      # why the last try to link to a cluster failed, for messages
 
     def __len__(self) -> int:
@@ -54,11 +54,11 @@ class Links:
     def check(self, cluster_id: int) -> None:
         """Return if the link can be used; LLM_NOT_YET_LINK, LLM_LINK_BUSY, or the timeout status if the peer is gone. Waits for
         nothing and changes nothing."""
-        if not self.is_linked(cluster_id):
+        handle = self._handles.get(cluster_id)
+        if cluster_id not in self._handles:
             reason = self.last_failure.get(cluster_id)
             raise LLMException(f"not linked to cluster {cluster_id}" + (f": {reason}" if reason else ""),
                                status_code=LLMStatusCode.LLM_NOT_YET_LINK)
-        handle = self._handles[cluster_id]
         status = 0 if handle is None else handle.look()
         if status == _link.ENDED:
             raise LLMException(f"the link to cluster {cluster_id} was removed", status_code=LLMStatusCode.LLM_NOT_YET_LINK)
@@ -74,7 +74,7 @@ class Links:
 
     def connected_clusters(self) -> int:
         """Links in either direction that are alive now."""
-        made = len(self._handles)
+        made = sum(self.is_linked(cluster_id) for cluster_id in list(self._handles))
         return made + len(self._incoming())
 
     def _incoming(self) -> list[int]:
@@ -82,8 +82,8 @@ class Links:
         namespace = self._cluster.namespace
         live = []
         for slot in range(_link_record.links_reserved(region)):
-            record = _link_record.read(region, slot)
-            if record["state"] == 1 and _link_record.initiator_lives(region, slot, namespace.life_fd, namespace.table):
+            is_live = _link_record.read(region, slot)["state"] == _link_record.LIVE
+            if is_live and _link_record.initiator_lives(region, slot, namespace.life_fd, namespace.table):
                 live.append(slot)
         return live
 
@@ -92,13 +92,12 @@ class Links:
     def link(self, clusters: Sequence[LLMClusterInfo], timeout_ms: int) -> LinkResults:
         """Link to each cluster; all of them are polled together until they appear or `timeout_ms` is over."""
         deadline = time.monotonic() + timeout_ms / 1000
-        if not self._linking.acquire(timeout=timeout_ms / 1000):
-            return LLMStatusCode.LLM_PROCESSING_LINK, []
         try:
-            self._sweep_closing()
-            results = self._link_all([int(info.remote_cluster_id or 0) for info in clusters], deadline)
-        finally:
-            self._linking.release()
+            with self._linking.within(timeout_ms / 1000):
+                self._sweep_closing()
+                results = self._link_all([int(info.remote_cluster_id or 0) for info in clusters], deadline)
+        except TimeoutError:
+            return LLMStatusCode.LLM_PROCESSING_LINK, []
         soft = (OK, LLMStatusCode.LLM_ALREADY_LINK, LLMStatusCode.LLM_REPEAT_REQUEST)
         failed = any(result not in soft for result in results)
         return (LLMStatusCode.LLM_LINK_FAILED if failed else OK), results
@@ -129,7 +128,7 @@ class Links:
         return [results[place] for place in range(len(cluster_ids))]
 
     def _forget_removed(self, cluster_id: int) -> None:
-        """Give back our side of a link that the peer removed."""
+        """Give back our side of a link that was removed, as soon as no thread is inside."""
         handle = self._handles.pop(cluster_id, None)
         if handle is not None:
             self._closing.append(handle)
@@ -146,9 +145,9 @@ class Links:
         if recorded and not living:
             return self._failed(cluster_id, f"cluster {cluster_id} is dead: only its record is left")
         if living:
-            self._note(cluster_id, f"cluster {cluster_id} lives, but was not ready in time: {self._fault_of(living[0])}")
+            self.note_failure(cluster_id, f"cluster {cluster_id} lives, but was not ready in time: {self._fault_of(living[0])}")
             return self._cluster.settings.timeout_status
-        self._note(cluster_id, f"cluster {cluster_id} did not appear in namespace {self._cluster.namespace.name!r}")
+        self.note_failure(cluster_id, f"cluster {cluster_id} did not appear in namespace {self._cluster.namespace.name!r}")
         return self._cluster.settings.timeout_status
 
     def _fault_of(self, member: Member) -> str:
@@ -162,12 +161,13 @@ class Links:
     def _path(self, member: Member) -> str:
         return f"{segment.SHM_DIR}/{self._cluster.namespace.name}.{member.directory}"
 
-    def _note(self, cluster_id: int, text: str) -> None:
-        self.last_failure[cluster_id] = text
+    def note_failure(self, cluster_id: int | None, text: str) -> None:
+        if cluster_id is not None:
+            self.last_failure[cluster_id] = text
         log.warning("%s", text)
 
     def _failed(self, cluster_id: int, text: str) -> LLMStatusCode:
-        self._note(cluster_id, text)
+        self.note_failure(cluster_id, text)
         return LLMStatusCode.LLM_LINK_FAILED
 
     def _try(self, cluster_id: int, deadline: float) -> LLMStatusCode | None:
@@ -216,12 +216,16 @@ class Links:
             _reserve_links(directory, path)
             slot = _link_record.claim(directory, namespace.life_fd, namespace.table, sides)
         if slot is None:
-            self._note(member.cluster_id, f"cluster {member.cluster_id} has {LINKS_LIMIT} living links already")
+            self.note_failure(member.cluster_id, f"cluster {member.cluster_id} has {LINKS_LIMIT} living links already")
             return LLMStatusCode.LLM_PARAM_INVALID
         prefix = f"{segment.SHM_DIR}/{segment_prefix(namespace.name, member.incarnation)}".encode()
-        handle = LinkHandle(directory, namespace.table, namespace.life_fd, slot, prefix)
-        self._cluster.link_addresses.add(handle.address)
-        self._handles[member.cluster_id] = handle
+        try:
+            handle = LinkHandle(directory, namespace.table, namespace.life_fd, slot, prefix)
+            self._cluster.link_records.add((handle.directory, handle.slot))
+            self._handles[member.cluster_id] = handle
+        except BaseException:
+            _link_record.abandon(directory, slot)
+            raise
         self.last_failure.pop(member.cluster_id, None)
         return OK
 
@@ -230,13 +234,8 @@ class Links:
     def unlink(self, clusters: Sequence[LLMClusterInfo], timeout_ms: int, force: bool) -> LinkResults:
         """Remove links, from the side that made them or from the other one."""
         deadline = time.monotonic() + timeout_ms / 1000
-        if not self._linking.acquire(timeout=timeout_ms / 1000):
-            return LLMStatusCode.LLM_PROCESSING_LINK, []
-        try:
-            self._sweep_closing()
-            results = [self._unlink(int(info.remote_cluster_id or 0), deadline, force) for info in clusters]
-        finally:
-            self._linking.release()
+        self._sweep_closing()
+        results = [self._unlink(int(info.remote_cluster_id or 0), deadline, force) for info in clusters]
         failed = any(result not in (OK, LLMStatusCode.LLM_NOT_YET_LINK) for result in results)
         return (LLMStatusCode.LLM_UNLINK_FAILED if failed else OK), results
 
@@ -244,22 +243,28 @@ class Links:
         if cluster_id not in self._handles:
             return self._unlink_incoming(cluster_id, deadline, force)
         handle = self._handles[cluster_id]
-        if handle is None:
-            del self._handles[cluster_id]
-            return OK
-        if force:
-            handle.force_remove()
-        else:
-            handle.mark_closing(True)
-            status = handle.remove(max(0, int((deadline - time.monotonic()) * 1000)))
-            if status in (_link.TIMEOUT, _link.BUSY):
-                handle.mark_closing(False)
-                return LLMStatusCode.LLM_LINK_BUSY
-            handle.force_remove()       # a broken link, or a dead peer: nothing to wait for
-        del self._handles[cluster_id]
-        self._closing.append(handle)
-        self._sweep_closing()
+        if handle is not None and handle.look() == _link.ENDED:
+            self._forget_removed(cluster_id)
+            return LLMStatusCode.LLM_NOT_YET_LINK       # the peer was first
+        if handle is not None and not force and not self._remove_in_turn(handle, deadline):
+            return LLMStatusCode.LLM_LINK_BUSY
+        if handle is not None:
+            handle.force_remove()           # by force, or a broken link: nothing to wait for
+        self._forget_removed(cluster_id)
         return OK
+
+    @staticmethod
+    def _remove_in_turn(handle: LinkHandle, deadline: float) -> bool:
+        """Wait for running pulls, refuse new ones meanwhile; False if the lock was not free in time."""
+        handle.mark_closing(True)
+        try:
+            status = handle.remove(max(0, int((deadline - time.monotonic()) * 1000)))
+        except BaseException:
+            handle.mark_closing(False)
+            raise
+        if status in (_link.TIMEOUT, _link.BUSY):
+            handle.mark_closing(False)
+        return status not in (_link.TIMEOUT, _link.BUSY)
 
     def _unlink_incoming(self, cluster_id: int, deadline: float, force: bool) -> LLMStatusCode:
         """A cluster that only was linked to removes the link from its own directory."""
@@ -279,15 +284,14 @@ class Links:
             if handle.users == 0 and handle.peer_is_idle:
                 handle.close_side()
                 self._closing.remove(handle)
-                self._cluster.link_addresses.discard(handle.address)
+                self._cluster.link_records.discard((handle.directory, handle.slot))
 
     def close(self) -> None:
         """finalize: remove all links without waiting for peers."""
-        for handle in self._handles.values():
+        for cluster_id, handle in list(self._handles.items()):
             if handle is not None:
                 handle.force_remove()
-                self._closing.append(handle)
-        self._handles.clear()
+            self._forget_removed(cluster_id)
         deadline = time.monotonic() + self._cluster.settings.sync_kv_timeout_ms / 1000
         while any(handle.users for handle in self._closing) and time.monotonic() < deadline:
             time.sleep(0.001)

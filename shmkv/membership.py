@@ -188,8 +188,13 @@ class Namespace:
         self.sweep()
         for slot in range(MEMBERS_LIMIT):
             if _members.read(self.table, slot) is None and slot not in self.life.held and _life.hold(self.life.fd, slot):
-                self.life.held.add(slot)
-                return self._write(slot, cluster_id, role)
+                try:
+                    self.life.held.add(slot)
+                    return self._write(slot, cluster_id, role)
+                except BaseException:
+                    _life.drop(self.life.fd, slot)
+                    self.life.held.discard(slot)
+                    raise
         raise LLMException(f"namespace {self.name!r} is full: {MEMBERS_LIMIT} living members")
 
     def _write(self, slot: int, cluster_id: int, role: int) -> Member:
@@ -215,6 +220,12 @@ class Namespace:
             segment.unlink(life_name(self.name))
         elif self._table_file == identity_of_name(table_name(self.name)):
             segment.unlink(table_name(self.name))       # somebody removed the life file only
+
+    def give_up_life(self, member: Member) -> None:
+        """Drop the life byte, if `leave` could not: to others the member is dead then, and the next sweep removes its files."""
+        if member.slot in self.life.held:
+            _life.drop(self.life.fd, member.slot)
+            self.life.held.discard(member.slot)
 
     def _is_recorded(self, member: Member) -> bool:
         record = _members.read(self.table, member.slot)

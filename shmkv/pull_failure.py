@@ -22,8 +22,9 @@ PullKey = CacheKey | CacheKeyByIdAndIndex
 
 def pull_failure(status: int, cluster: Cluster, links: Links, key: PullKey, desc: CacheDesc, select: Select) -> LLMException:
     """The exception (not raised) for a pull that was answered `status`; `desc` describes the destination."""
+    code = _code(status, cluster)
     sentence = _sentence(status, cluster, links, key, desc, select)
-    return error_for_status(_code(status, cluster), f"pull of {key!r}: {sentence}")
+    return error_for_status(code, f"pull of {key!r}: {sentence} ({code.name})")
 
 
 def _code(status: int, cluster: Cluster) -> LLMStatusCode:
@@ -35,7 +36,6 @@ def _code(status: int, cluster: Cluster) -> LLMStatusCode:
         _link.PEER_GONE: settings.timeout_status,
         _link.TIMEOUT: settings.timeout_status,
         _pull.DST_GONE: LLMStatusCode.LLM_KV_CACHE_NOT_EXIST,
-        _pull.SRC_GONE: LLMStatusCode.LLM_KV_CACHE_NOT_EXIST,
         -errno.ENOENT: LLMStatusCode.LLM_KV_CACHE_NOT_EXIST,
         -errno.ENOMEM: settings.out_of_memory_status,
     }
@@ -54,8 +54,7 @@ def _sentence(status: int, cluster: Cluster, links: Links, key: PullKey, desc: C
         return _miss(status, peer)
     known = {
         _pull.DST_GONE: "the destination was deallocated",
-        _pull.SRC_GONE: "the source was freed meanwhile",
-        _link.ENDED: f"not linked to {peer}{_last_failure(links, key)}",
+        _link.ENDED: f"not linked to {peer}{_last_failure(links, key)}: call link_clusters first",
         _link.BUSY: f"the link to {peer} is being removed, or a signal handler interrupted a pull on this thread",
         _link.PEER_GONE: f"{peer} died, finalized or was restarted: unlink and link again",
         _link.TIMEOUT: f"not done within sync_kv_timeout of {cluster.settings.sync_kv_timeout_ms} ms{_holder(links, key)}",
@@ -88,8 +87,8 @@ def _argument_fault(status: int, links: Links, key: PullKey, desc: CacheDesc, se
 
 def _miss(status: int, peer: str) -> str:
     return {
-        _lookup.NEVER: f"{peer} has no such key or row: never published there, or long gone",
-        _lookup.CONSUMED: f"the key was pulled completely before and is consumed; {peer} has to publish it again",
+        _lookup.NEVER: f"{peer} has no such key or row: not published yet, never, or long gone",
+        _lookup.CONSUMED: f"the key was pulled before and is consumed; {peer} has to publish it again",
         _lookup.REMOVED: f"the key or its cache was removed by {peer}",
         _lookup.UNPUBLISHED: f"{peer} has bound it but not published all of its tensors yet",
     }[status]

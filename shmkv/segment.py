@@ -116,7 +116,8 @@ def memory_limit_left() -> int | None:
 def _limit_left(folder: Path, limit: str, usage: str) -> int | None:
     try:
         text = (folder / limit).read_text().strip()
-        return None if text == "max" else int(text) - int((folder / usage).read_text())
+        # Version 1 writes "no limit" as a number near 2**63.
+        return None if text == "max" or int(text) > 1 << 60 else int(text) - int((folder / usage).read_text())
     except (OSError, ValueError):
         return None
 

@@ -50,13 +50,13 @@ def _pull_own(cluster: Cluster, key: PullKey, dst: LocalCache, select: Select, c
             return int(_lookup.UNPUBLISHED)
         source.local.count_in()
     try:
-        status = _pull.copy(source.local, dst, (*select[:3], row, *select[4:]), cluster.settings.sync_kv_timeout_ms)
+        status = int(_pull.copy(source.local, dst, (*select[:3], row, *select[4:]), cluster.settings.sync_kv_timeout_ms))
+        if status == 0:
+            with cluster.lock:
+                status = cluster.caches.finish_own(source, row, generation, consumes, select[5], select[6])
     finally:
         source.local.leave()
-    if status == 0 and consumes:
-        with cluster.lock:
-            cluster.caches.mark_pulled(source, row, generation, select[5], select[6])
-    return int(status)
+    return status
 
 
 def _find_own(caches: OwnCaches, key: PullKey) -> tuple[OwnCache, int, int] | int:

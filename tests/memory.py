@@ -135,7 +135,7 @@ class Owner:
         memory = anonymous(_layout.SEGMENT_DATA + each * num_tensors) if memory is None else memory
         cache_id, self._next_id = self._next_id, self._next_id + 1
         slot, generation = self.directory.insert(
-            memory, cache_id=cache_id, serial=serial, tensors=shapes, num_rows=rows,
+            memory, None, cache_id=cache_id, serial=serial, tensors=shapes, num_rows=rows,
             published=num_tensors if published is None else published)
         return slot, generation, cache_id
 

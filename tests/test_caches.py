@@ -15,7 +15,7 @@ from peer import Namespace
 from shmkv import CacheDesc, DataType, LLMException, LLMParamError, LLMRole, LLMStatusCode, segment
 from shmkv._lookup import CONSUMED, NEVER, REMOVED
 from shmkv.cache_layout import layout
-from shmkv.caches import OwnCache, OwnCaches, OwnerLock
+from shmkv.caches import OwnCache, OwnCaches
 from shmkv.cluster import Cluster
 from shmkv.config import Settings
 from shmkv.kv_cache import make_view
@@ -42,7 +42,8 @@ def allocate(caches: OwnCaches, *words: tuple[int, int, int, int], desc: CacheDe
 
 def pull(caches: OwnCaches, cache: OwnCache, row: int, first: int = 0, count: int = -1) -> None:
     """What a pull out of our own cache does after its copy."""
-    caches.mark_pulled(cache, row, caches._directory.row_generation(cache.slot, row), first, count)
+    assert caches.finish_own(cache, row, caches._directory.row_generation(cache.slot, row), True, first, count) == 0
+    caches.collect()
 
 
 def exists(cache: OwnCache) -> bool:
@@ -237,8 +238,7 @@ def test_parts_of_a_key_are_counted(caches: OwnCaches) -> None:
 
 def test_dropped_ids_are_freed_by_the_next_call(caches: OwnCaches) -> None:
     cache = allocate(caches)
-    caches.dropped.append(cache.cache_id)
-    caches.dropped.append(12345)
+    caches.dropped.append(cache)
     assert caches.get(cache.cache_id) is cache
     caches.collect()
     assert list(caches) == []
@@ -249,7 +249,7 @@ def test_collect_says_what_the_system_has_back(namespace: Namespace, monkeypatch
     cluster = Cluster(Settings.from_options({}), LLMRole.PROMPT, 1)
     try:
         cache = allocate(cluster.caches)
-        cluster.caches.dropped.append(cache.cache_id)
+        cluster.caches.dropped.append(cache)
         assert cluster.caches.collect() == cache.segment.nbytes
         assert cluster.caches.collect() == 0
         assert namespace.segments() == set()
@@ -318,13 +318,3 @@ def test_close_unlinks_everything(namespace: Namespace) -> None:
     array[...] = 1
     gc.collect()
     assert (array == 1).all()
-
-
-def test_owner_lock_refuses_the_thread_that_has_it() -> None:
-    lock = OwnerLock()
-    with lock:
-        with pytest.raises(LLMException, match="signal handler") as caught, lock:
-            pytest.fail("entered twice")
-        assert caught.value.status_code == LLMStatusCode.LLM_LINK_BUSY
-    with lock:
-        assert caught.value.status_code == LLMStatusCode.LLM_LINK_BUSY

@@ -247,10 +247,9 @@ def test_own_side_of_a_foreign_record_pins(owner: Owner) -> None:
     other = Owner(incarnation=0xC3, cluster_id=3)
     try:
         record = other.claim(slot=1, incarnation=0xB2)
-        address = other.region.base + memory.TABLES["LinkRecord"][1] + record * 4096
         other.side(record, ACCEPTOR, "hazard").value = 12
-        assert owner.directory.pinned(12, memory.NO_LIFE_FILE, other.members, [address])
-        assert not owner.directory.pinned(13, memory.NO_LIFE_FILE, other.members, [address])
+        assert owner.directory.pinned(12, memory.NO_LIFE_FILE, other.members, [(other.region, record)])
+        assert not owner.directory.pinned(13, memory.NO_LIFE_FILE, other.members, [(other.region, record)])
         assert not owner.directory.pinned(12, memory.NO_LIFE_FILE, other.members, [])
     finally:
         other.close()

@@ -16,8 +16,8 @@ from rich.text import Text
 import shmkv
 from shmkv import _copy, _layout, segment
 from shmkv.cli import console
+from shmkv.cluster import choose_kernel
 from shmkv.config import Settings
-from shmkv.errors import LLMParamError
 
 SHMEM_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 MAX_MAP_COUNT = Path("/proc/sys/vm/max_map_count")
@@ -39,14 +39,13 @@ def gather() -> dict[str, Any]:
 
 
 def _kernel(settings: Settings) -> dict[str, Any]:
-    try:
-        _copy.configure(settings.kernel, settings.nt_threshold)
-    except ValueError as error:
-        raise LLMParamError(f"SHMKV_KERNEL or SHMKV_NT_THRESHOLD: {error}") from error
+    """The copy loop that a cluster of this environment has; chosen as `init` does it."""
+    choose_kernel(settings)
     chosen = _copy.current()
     why = "the fastest that this CPU supports" if settings.kernel == "auto" else f"SHMKV_KERNEL={settings.kernel}"
     return {"kernel": chosen["kernel"], "kernel_why": why, "supported_kernels": _copy.supported_kernels(),
-            "nt_threshold_bytes": chosen["nt_threshold"]}
+            "nt_threshold_bytes": chosen["nt_threshold"], "copy_threads": chosen["threads"],
+            "crew_threshold_bytes": chosen["crew_threshold"]}
 
 
 def _version(package: str) -> str | None:
@@ -137,6 +136,7 @@ def _print_facts(out: Console, facts: dict[str, Any]) -> None:
         ("namespace", facts["namespace"]),
         ("copy kernel", f"{facts['kernel']}: {facts['kernel_why']} (supported: {', '.join(facts['supported_kernels'])})"),
         ("streaming stores", f"from {console.size(facts['nt_threshold_bytes'])} a pull"),
+        ("copy threads", f"{facts['copy_threads']}, for a pull of {console.size(facts['crew_threshold_bytes'])} or more"),
         ("CPUs", f"{facts['cpu_count']}, usable by this process: {facts['usable_cpus']}"),
         ("/dev/shm", f"{console.size(facts['shm_total_bytes'])}, free {console.size(facts['shm_free_bytes'])}"),
         ("huge pages", f"shmem_enabled is {facts['shmem_huge_pages'] or 'not known to this kernel'}"),

@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from shmkv import _inspect, _members, segment
+from shmkv import _inspect, _link_record, _members, segment
 from shmkv._layout import VERSION
 from shmkv._mapping import Region
 from shmkv.cli import console
@@ -89,8 +89,15 @@ def _cluster(namespace: Namespace, member: Member) -> ClusterReport:
     if not report.fault:
         report.state = _inspect.state(region)
         report.caches = [{**cache, "dtype": _enum_name(DataType, cache["dtype"])} for cache in _inspect.caches(region)]
-        report.links = _inspect.links(region)
+        report.links = [_with_death(namespace, region, link) for link in _inspect.links(region)]
     return report
+
+
+def _with_death(namespace: Namespace, region: Region, link: dict[str, Any]) -> dict[str, Any]:
+    """The link, as dead if whoever made it is: its record stays as it was until the slot is wanted again."""
+    if link["state"] == "live" and not _link_record.initiator_lives(region, link["slot"], namespace.life_fd, namespace.table):
+        return {**link, "state": "dead"}
+    return link
 
 
 def _enum_name(kind: type[LLMRole] | type[DataType], number: int | None) -> str:
@@ -161,7 +168,8 @@ def _links_table(report: Report) -> Table:
             sides = (link["initiator"], link["acceptor"])
             pulls, nbytes, failed, timeouts, leases = (
                 sum(side[name] for side in sides) for name in ("pulls", "bytes", "failed", "timeouts", "leases"))
-            table.add_row(str(link["initiator"]["cluster_id"]), str(each.cluster_id), link["state"], _lock_text(link["lock"]),
+            state = Text(link["state"], style="red" if link["state"] == "dead" else "")
+            table.add_row(str(link["initiator"]["cluster_id"]), str(each.cluster_id), state, _lock_text(link["lock"]),
                           str(leases), str(pulls), console.size(nbytes), str(failed), str(timeouts))
     return table
 

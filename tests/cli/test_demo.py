@@ -101,6 +101,14 @@ def test_small_run_prints_the_closing_table() -> None:
         assert wanted in done.stdout
 
 
+@pytest.mark.parametrize(("tokens", "compares"), [(128, False), (256, True)])
+def test_times_as_fast_is_only_said_from_one_mib_a_request(tokens: int, compares: bool) -> None:
+    done = run("demo", "--layers", "1", "--tokens", str(tokens), "--requests", "3")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("times as fast" in done.stdout) is compares
+    assert "all 3 requests went through" in done.stdout
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int8"])
 def test_every_element_type(dtype: str) -> None:
     done = run(*SMALL, "--requests", "3", "--dtype", dtype, "--heads", "3", "--head-dim", "5", "--json")

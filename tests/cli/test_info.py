@@ -32,21 +32,23 @@ def test_json_has_versions_kernel_and_limits(cli: Any) -> None:
     assert found["cython"] is None or found["cython"].count(".") >= 2
 
 
-def test_kernel_and_threshold_come_from_the_environment(cli: Any) -> None:
-    found = facts(cli, SHMKV_KERNEL="c", SHMKV_NT_THRESHOLD="12345")
+def test_kernel_threshold_and_threads_come_from_the_environment(cli: Any) -> None:
+    found = facts(cli, SHMKV_KERNEL="c", SHMKV_NT_THRESHOLD="12345", SHMKV_COPY_THREADS="3")
     assert (found["kernel"], found["kernel_why"], found["nt_threshold_bytes"]) == ("c", "SHMKV_KERNEL=c", 12345)
+    assert found["copy_threads"] == 3
 
 
-def test_kernel_that_does_not_exist_is_one_red_line(cli: Any) -> None:
-    done = cli("info", env={"SHMKV_KERNEL": "z80"})
+@pytest.mark.parametrize(("variable", "value"), [("SHMKV_KERNEL", "z80"), ("SHMKV_COPY_THREADS", "0")])
+def test_variable_that_cannot_be_used_is_one_red_line(cli: Any, variable: str, value: str) -> None:
+    done = cli("info", env={variable: value})
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert "SHMKV_KERNEL" in done.stderr
+    assert variable in done.stderr
 
 
 def test_facts_for_people(cli: Any) -> None:
     done = cli("info")
     assert done.returncode == 0
-    for wanted in (__version__, "copy kernel", "/dev/shm", "vm.max_map_count", "huge pages"):
+    for wanted in (__version__, "copy kernel", "copy threads", "/dev/shm", "vm.max_map_count", "huge pages"):
         assert wanted in done.stdout
 
 

@@ -71,8 +71,8 @@ def test_killed_decoder_is_dead_and_the_prompt_alive(pair: tuple[Peer, Peer], cl
     pair[1].kill()
     found = clusters(cli)
     assert (found[1]["alive"], found[2]["alive"]) == (True, False)
-    assert [link["initiator"]["cluster_id"] for link in found[1]["links"]] == [2]
-    assert "dead" in cli("ls").stdout
+    assert [(link["initiator"]["cluster_id"], link["state"]) for link in found[1]["links"]] == [(2, "dead")]
+    assert cli("ls").stdout.count("dead") == 2          # the process, and the link that it made
 
 
 def test_directory_that_was_removed_is_a_fault(pair: tuple[Peer, Peer], namespace: Namespace, cli: Any) -> None:
