@@ -2,8 +2,8 @@
 """A mutex for Python code, taken and given back inside one call of C each.
 
 A context manager written in Python has gaps: a KeyboardInterrupt after the lock was taken and before `__enter__` has returned
-leaves it taken for ever. Here the wait is interruptible and the rest is not. The thread that has it is refused instead of waiting for
-itself: such a call comes from a signal handler.
+leaves it taken for ever. Here the wait is interruptible and the rest is not. The thread that has it is refused instead of
+waiting for itself: such a call comes from a signal handler.
 """
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.pythread cimport PyThread_get_thread_ident

@@ -168,9 +168,9 @@ def last_pull():
 cdef class PreparedPull:
     """A pull whose arguments are checked: call it with a key.
 
-    What the plain pull would answer is answered here, too. Whenever the quick way does not apply (another cluster, a link that ended
-    or lost its peer, a destination that was deallocated, anything but a usable key) `again(key)` makes the plain pull and gives the
-    link handle to go on with; `fail(key, status)` gives the exception for any other status.
+    What the plain pull would answer is answered here, too. Whenever the quick way does not apply (another cluster, a link that
+    ended or lost its peer, a destination that was deallocated, anything but a usable key and a row) `again(key, row)` makes the
+    pull with all checks and gives the link handle to go on with; `fail(key, row, status)` gives the exception for any other status.
     """
     cdef Request want
     cdef readonly LocalCache dst
@@ -187,17 +187,22 @@ cdef class PreparedPull:
 
     def __call__(self, key):
         """Pull the row that `key` names; raises what `pull_cache` raises."""
+        return self.pull(key, self.want.select.dst_row)
+
+    cpdef pull(self, key, row):
+        """The same into another row of the destination."""
         cdef LinkHandle handle = self.handle        # kept alive here: another thread may change links meanwhile
         cdef Request want
         cdef int status
         cdef bytes packed
-        if handle is None or type(key) not in self.key_types:
-            return self.go_on_with(key)
+        if handle is None or type(key) not in self.key_types or not 0 <= row <= 0xFFFFFFFF:
+            return self.go_on_with(key, row)
         packed = key.packed
         want = self.want
+        want.select.dst_row = row
         set_key(&want, packed)
         if (<const uint64_t*><const char*>packed)[0] != handle.cluster_id or want.key.kind == KEY_UNUSABLE:
-            return self.go_on_with(key)
+            return self.go_on_with(key, row)
         patience_init(&want.wait, self.timeout_ms)
         with nogil:
             status = pull_now(&handle.link, &self.dst.local, &want)
@@ -206,11 +211,11 @@ cdef class PreparedPull:
         if status == LINK_INTERRUPTED:
             raise_pending()
         if status in (LINK_ENDED, LINK_PEER_GONE, LINK_FORKED, PULL_DST_GONE):
-            return self.go_on_with(key)
-        raise self.fail(key, status)
+            return self.go_on_with(key, row)
+        raise self.fail(key, row, status)
 
-    cdef go_on_with(self, key):
-        self.handle = self.again(key)
+    cdef go_on_with(self, key, row):
+        self.handle = self.again(key, row)
         return None
 
 

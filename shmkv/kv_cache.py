@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from shmkv import _life
 from shmkv._mapping import Region
+from shmkv._pull import PreparedPull
 from shmkv._view import TensorView
 from shmkv.caches import OwnCache
 from shmkv.checks import check_int64, check_sequence, check_type, wrong_type
@@ -54,6 +55,7 @@ class KvCache:
         self._manager = kv_cache_manager
         self._own = own                             # None once it was deallocated, and for own memory of the caller
         self._local = None if own is None else own.local
+        self._plain: PreparedPull | None = None     # of pulls without options, made by the first one
         self._is_host = cache_desc.placement == Placement.HOST
         self._tensors: tuple[TensorView, ...] = ()
         self._epoch = _life.epoch()
@@ -96,7 +98,7 @@ class KvCache:
         self._is_valid = False
         self._addrs = []
         self._tensors = ()
-        self._own = self._local = None
+        self._own = self._local = self._plain = None
 
     @property
     def cache_id(self) -> int:

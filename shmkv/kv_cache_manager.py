@@ -5,6 +5,7 @@ Role first, then types, then values; nothing is touched before all of it passed.
 """
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
@@ -19,7 +20,6 @@ from shmkv.checks import (
     check_dict,
     check_int,
     check_int32,
-    check_optional_offset,
     check_positive,
     check_sequence,
     check_type,
@@ -28,16 +28,13 @@ from shmkv.checks import (
 )
 from shmkv.cluster import Cluster
 from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
-from shmkv.keys import KEY_UNUSABLE, BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
+from shmkv.keys import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
 from shmkv.kv_cache import KvCache, check_kv_cache, make_view
 from shmkv.link import Links
 from shmkv.pull_arguments import (
-    ALL_TENSORS,
-    PULL_KEYS,
     LastPull,
     PullRequest,
     check_device,
-    check_ranges,
     check_usable_key,
 )
 from shmkv.pull_failure import PullKey
@@ -258,25 +255,37 @@ class KvCacheManager:
             LLMException: LLM_KV_CACHE_NOT_EXIST, LLM_NOT_YET_LINK, LLM_LINK_BUSY, LLM_WAIT_PROCESS_TIMEOUT. Only after a
                 timeout, an interrupt or the peer's death may bytes of the destination have changed; the key stays.
         """
-        self._check_role("pull_cache", LLMRole.DECODER)
-        if type(cache_key) not in PULL_KEYS:
-            check_type("cache_key", cache_key, *PULL_KEYS)
-        check_kv_cache("kv_cache", kv_cache)
-        check_device("kv_cache", kv_cache)
-        if type(size) is not int or size < -1 or size == 0 or size >> 63 > 0 or type(batch_index) is not int or batch_index >> 32:
-            check_copy_size("size", size)
-            check_uint32("batch_index", batch_index)
-        if src_cache_offset is not None or dst_cache_offset is not None:
-            check_optional_offset("src_cache_offset", src_cache_offset)
-            check_optional_offset("dst_cache_offset", dst_cache_offset)
-        if cache_key.packed[KIND_BYTE] == KEY_UNUSABLE:
-            check_usable_key(cache_key)
-        tensors = ALL_TENSORS
-        if src_layer_range is not None or dst_layer_range is not None or tensor_num_per_layer != 2:
-            tensors = check_ranges(kv_cache, src_layer_range, dst_layer_range, tensor_num_per_layer)
-        transfer.pull(self._cluster, self._links, cache_key, kv_cache._local or self._own(kv_cache).local, kv_cache._cache_desc,
-                      (size, src_cache_offset or 0, dst_cache_offset or 0, 0, batch_index, *tensors),
-                      src_cache_offset is None and dst_cache_offset is None)
+        if self._cluster.role is not LLMRole.DECODER or self._cluster.is_closed:
+            self._check_role("pull_cache", LLMRole.DECODER)
+        # The common call has only a key and a row to check: it is a prepared pull that the cache keeps.
+        if src_layer_range is None and dst_layer_range is None and src_cache_offset is None and dst_cache_offset is None \
+                and type(kv_cache) is KvCache and type(size) is type(batch_index) is type(tensor_num_per_layer) is int \
+                and size == -1 and tensor_num_per_layer == 2 and kv_cache._own is not None:
+            plain = kv_cache._plain
+            if plain is None:
+                kv_cache._plain = plain = self._prepare_plain(kv_cache)
+            plain.pull(cache_key, batch_index)
+            return
+        request = PullRequest(cache_key, kv_cache, batch_index, size, src_layer_range=src_layer_range,
+                              dst_layer_range=dst_layer_range, src_cache_offset=src_cache_offset,
+                              dst_cache_offset=dst_cache_offset, tensor_num_per_layer=tensor_num_per_layer)
+        self._pull(request)
+
+    def _prepare_plain(self, kv_cache: KvCache) -> PreparedPull:
+        """A prepared pull without options. The cache keeps it, so it must not keep the cache."""
+        request, own, reference = PullRequest(ANY_KEY, kv_cache), self._own(kv_cache), weakref.ref(kv_cache)
+
+        def checked(cache_key: PullKey, row: int) -> None:
+            cache = reference()
+            if cache is not None:               # alive: somebody is pulling into it
+                self._check_role("pull_cache", LLMRole.DECODER)
+                self._pull(PullRequest(cache_key, cache, row))
+
+        return transfer.prepare(self._cluster, self._links, own.local, own.desc, request.select, request.consumes, checked)
+
+    def _pull(self, request: PullRequest) -> None:
+        own = self._own(request.kv_cache)
+        transfer.pull(self._cluster, self._links, request.cache_key, own.local, own.desc, request.select, request.consumes)
 
     def prepare_pull(self, kv_cache: KvCache, *, batch_index: int = 0, size: int = -1, src_layer_range: range | None = None,
                      dst_layer_range: range | None = None, src_cache_offset: int | None = None,
@@ -292,12 +301,13 @@ class KvCacheManager:
                               dst_cache_offset=dst_cache_offset, tensor_num_per_layer=tensor_num_per_layer)
         own = self._own(kv_cache)
 
-        def plain(cache_key: PullKey) -> None:
-            self.pull_cache(cache_key, kv_cache, batch_index, size, src_layer_range=src_layer_range,
-                            dst_layer_range=dst_layer_range, src_cache_offset=src_cache_offset,
-                            dst_cache_offset=dst_cache_offset, tensor_num_per_layer=tensor_num_per_layer)
+        def checked(cache_key: PullKey, row: int) -> None:
+            self._check_role("pull_cache", LLMRole.DECODER)
+            self._pull(PullRequest(cache_key, kv_cache, row, size, src_layer_range=src_layer_range,
+                                   dst_layer_range=dst_layer_range, src_cache_offset=src_cache_offset,
+                                   dst_cache_offset=dst_cache_offset, tensor_num_per_layer=tensor_num_per_layer))
 
-        return transfer.prepare(self._cluster, self._links, own.local, own.desc, request.select, request.consumes, plain)
+        return transfer.prepare(self._cluster, self._links, own.local, own.desc, request.select, request.consumes, checked)
 
     def pull_many(self, requests: Sequence[PullRequest]) -> None:
         """Several pulls in one call (role DECODER), in order; neighbours from one cluster share one lock and one deadline.

@@ -101,15 +101,16 @@ def _pull_some(cluster: Cluster, links: Links, pulls: Sequence[PullArguments], b
 
 
 def prepare(cluster: Cluster, links: Links, dst: LocalCache, desc: CacheDesc, select: Select, consumes: bool,
-            plain: Callable[[PullKey], None]) -> _pull.PreparedPull:
-    """A pull whose arguments are checked. `plain(key)` is the same pull with all checks, for when the quick way does not apply."""
+            checked: Callable[[PullKey, int], None]) -> _pull.PreparedPull:
+    """A pull whose arguments are checked. `checked(key, row)` is the same pull with all checks, for when the quick way does not
+    apply."""
 
-    def again(key: PullKey) -> LinkHandle | None:
-        plain(key)
+    def again(key: PullKey, row: int) -> LinkHandle | None:
+        checked(key, row)
         return links.handle(key.cluster_id)
 
-    def fail(key: PullKey, status: int) -> LLMException:
-        return pull_failure(status, cluster, links, key, desc, select)
+    def fail(key: PullKey, row: int, status: int) -> LLMException:
+        return pull_failure(status, cluster, links, key, desc, (*select[:4], row, *select[5:]))
 
     return _pull.PreparedPull(dst, select, consumes, cluster.settings.sync_kv_timeout_ms, (CacheKey, CacheKeyByIdAndIndex),
                               again, fail)

@@ -130,9 +130,10 @@ class Caller:
         self.again: list[int] = []
         self.cache, self.content = destination(*SHAPE)
         self.call = _pull.PreparedPull(self.cache, select(dst_row=1), False, PATIENT_MS, (CacheKey, CacheKeyByIdAndIndex),
-                                       self.plain, lambda key, status: LookupError(f"{key.req_id}: {status}"))
+                                       self.checked, lambda key, _, status: LookupError(f"{key.req_id}: {status}"))
 
-    def plain(self, key: CacheKey) -> Any:
+    def checked(self, key: CacheKey, row: int) -> Any:
+        assert row == 1
         self.again.append(key.req_id)
         return self.pair.handle if key.cluster_id == 1 else None
 
