@@ -60,7 +60,23 @@ def _arguments(
     return bound, spelling
 
 
-class CacheKey(_Key):
+class _ClusterKey(_Key):
+    """A key that an owner binds; `prompt_cluster_id` is another spelling of `cluster_id`."""
+
+    _cluster_id: int
+
+    @property
+    def cluster_id(self) -> int:
+        """Cluster that owns the cache; ignored when the key is bound at allocation."""
+        return self._cluster_id
+
+    @property
+    def prompt_cluster_id(self) -> int:
+        """The same as cluster_id."""
+        return self._cluster_id
+
+
+class CacheKey(_ClusterKey):
     """Names a row of a cache by request id or by prefix id.
 
     ``CacheKey(cluster_id, req_id, model_id=0, prefix_id=U64MAX)``, by position or by keyword;
@@ -83,16 +99,6 @@ class CacheKey(_Key):
         kind = (KEY_REQUEST if self._prefix_id == U64MAX else KEY_PREFIX) if self.is_usable else KEY_UNUSABLE
         self.packed = _PACK(self._cluster_id, kind, self._req_id, self._prefix_id, self._model_id, 0)
         self.words = (kind, self._req_id, self._prefix_id, self._model_id)
-
-    @property
-    def cluster_id(self) -> int:
-        """Cluster that owns the cache; ignored when the key is bound at allocation."""
-        return self._cluster_id
-
-    @property
-    def prompt_cluster_id(self) -> int:
-        """The same as cluster_id."""
-        return self._cluster_id
 
     @property
     def req_id(self) -> int:
@@ -131,7 +137,7 @@ class CacheKey(_Key):
         )
 
 
-class BlocksCacheKey(_Key):
+class BlocksCacheKey(_ClusterKey):
     """Names a whole blocks cache.
 
     ``BlocksCacheKey(cluster_id, model_id=0)``, both uint64; spellings and errors as for CacheKey.
@@ -144,16 +150,6 @@ class BlocksCacheKey(_Key):
         self._cluster_id = check_uint64("cluster_id", bound["cluster_id"])
         self._model_id = check_uint64("model_id", bound.get("model_id", 0))
         self._identity = (self._cluster_id, self._model_id)
-
-    @property
-    def cluster_id(self) -> int:
-        """Cluster that owns the cache; ignored when the key is bound at allocation."""
-        return self._cluster_id
-
-    @property
-    def prompt_cluster_id(self) -> int:
-        """The same as cluster_id."""
-        return self._cluster_id
 
     @property
     def model_id(self) -> int:

@@ -71,10 +71,11 @@ def _int8(num_tensors: int, *shape: int, batch_dim: int = 0) -> dict[str, Any]:
 def test_fr_030_no_number_of_tensors_is_special(sides: Sides, rng: np.random.Generator) -> None:
     for num_tensors in (1, 2, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1023, 1024, 1025):
         pair = sides.allocate(_int8(num_tensors, 2, 24), _int8(num_tensors, 2, 24))
-        pair.pull(Pull(src_row=1))
+        assert pair.pull(Pull(src_row=1)).outcome == SUCCESS
         for first in {0, num_tensors - 1, int(rng.integers(num_tensors))}:
             layers = range(first, num_tensors)
-            pair.pull(Pull(src_layer_range=layers, dst_layer_range=layers, tensor_num_per_layer=1, batch_index=1))
+            answer = pair.pull(Pull(src_layer_range=layers, dst_layer_range=layers, tensor_num_per_layer=1, batch_index=1))
+            assert answer.outcome == SUCCESS
 
 
 def test_fr_031_equal_totals_do_not_make_caches_alike(sides: Sides) -> None:
