@@ -37,8 +37,10 @@ from shmkv._layout cimport (
 )
 from shmkv._link cimport (
     LINK_BUSY,
+    LINK_FORKED,
     LINK_TIMEOUT,
     SIGNALS_NS,
+    is_forked,
     is_inside,
     link_enter,
     link_leave,
@@ -136,6 +138,8 @@ cdef int pull_locked(Link* link, Local* dst, Request* want) noexcept nogil:
         if status == 0:
             want.nbytes = plan.nbytes
             status = finish(link, want, &found)
+        if is_forked(link):
+            return LINK_FORKED      # a signal handler forked: hazard, lock and counters are the parent's
         unpin(link.mine)
     count(link, want, status)
     return status

@@ -230,8 +230,9 @@ cdef class Directory:
         cdef int status = find_key(self.base, &key, &found)
         return status if status != 0 and status != FIND_NEVER else why_ended(self.base, &key)
 
-    def bind(self, uint32_t slot, uint32_t batch_index, tuple words):
-        """Name a row: coverage is reset to the new generation, then the row goes LIVE."""
+    def bind(self, uint32_t slot, uint32_t batch_index, tuple words, published=None):
+        """Name a row: coverage is reset to the new generation, then the row goes LIVE, with its first `published` tensors readable
+        (None: as it was)."""
         cdef RowRecord* row = self.row_of(slot, batch_index)
         cdef OwnRecord own = self.own[slot]
         cdef uint64_t generation
@@ -248,14 +249,18 @@ cdef class Directory:
             store64_release(&words_of_row[i], generation << 32)
         memcpy(row.key, key.words, sizeof(key.words))
         row.key_kind = key.kind
+        if published is not None:
+            exchange32_seq(&row.progress, published)
         exchange64_seq(&row.word, make_word(generation, ROW_LIVE))
         self.index.insert(key_hash(&key), own.first_row + batch_index)
         self.key_changed()
 
     def unbind(self, uint32_t slot, uint32_t batch_index):
-        """Take the name from a row, under a new generation: a reader that is in it answers "not there"."""
+        """Take the name from a row, under a new generation: a reader that is in it answers "not there", and nobody gets in, by
+        cache id either, before it is published again."""
         cdef RowRecord* row = self.row_of(slot, batch_index)
         self.end_key(slot, batch_index, ROW_REMOVED)
+        exchange32_seq(&row.progress, 0)
         exchange64_seq(&row.word, make_word(word_generation(row.word) + 1, ROW_UNBOUND))
         self.key_changed()
 

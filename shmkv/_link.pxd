@@ -65,6 +65,7 @@ cdef class LinkHandle:
 cdef void patience_init(Patience* wait, int64_t timeout_ms)
 cdef int link_enter(Link* link, Patience* wait) noexcept nogil
 cdef void link_leave(Link* link) noexcept nogil
+cdef bint is_forked(Link* link) noexcept nogil
 cdef int look(Link* link) noexcept nogil
 cdef int look_at_memory(Link* link) noexcept nogil
 cdef int look_between_chunks(Link* link, Patience* wait) noexcept nogil

@@ -183,6 +183,11 @@ cdef int look_between_chunks(Link* link, Patience* wait) noexcept nogil:
 
 # -- in and out ------------------------------------------------------------------------------------------------------
 
+cdef bint is_forked(Link* link) noexcept nogil:
+    """Is this a child that a signal handler forked in the middle of a call? Its parent's record and queue are not its own."""
+    return link.epoch != process_epoch()
+
+
 cdef int link_enter(Link* link, Patience* wait) noexcept nogil:
     """Our turn in this process, then the word. 0 (then call link_leave) or LINK_*."""
     cdef Waiter me
@@ -202,13 +207,18 @@ cdef int link_enter(Link* link, Patience* wait) noexcept nogil:
             status = take_word(link, wait)
         if status == 0:
             return 0
-        queue_leave(&link.queue)
-    add32_seq(&link.users, <uint32_t>-1)
+        if status != LINK_FORKED:
+            queue_leave(&link.queue)
+    if status != LINK_FORKED:
+        add32_seq(&link.users, <uint32_t>-1)
     thread_set_inside(False)
     return status
 
 
 cdef void link_leave(Link* link) noexcept nogil:
+    if is_forked(link):
+        thread_set_inside(False)
+        return
     link.retake_ns = word_release(&link.record.word, link.side)
     queue_leave(&link.queue)
     add32_seq(&link.users, <uint32_t>-1)
@@ -224,7 +234,7 @@ cdef int wait_in_queue(Link* link, Patience* wait, Waiter* me) noexcept nogil:
             return 0
         status = after_slice(link, wait, waited)
         if status != 0:
-            if queue_give_up(&link.queue, me):
+            if status != LINK_FORKED and queue_give_up(&link.queue, me):
                 queue_leave(&link.queue)
             return status
 
@@ -251,6 +261,8 @@ cdef int take_word(Link* link, Patience* wait) noexcept nogil:
 
 cdef int stop_waiting(Link* link, int status) noexcept nogil:
     """The wait is over without the word; a dead holder breaks the link."""
+    if status == LINK_FORKED:
+        return status
     if status == LINK_PEER_GONE:
         end_link(link.record, make_word(link.serial, LINK_LIVE), LINK_BROKEN)
     link.retake_ns = word_give_up(&link.record.word, link.side, link.retake_ns)
@@ -291,8 +303,10 @@ cdef class LinkHandle:
             raise MemoryError("no memory for a table of mappings")
 
     def __dealloc__(self):
-        table_clear(&self.link.segments)
-        plans_free(&self.link.plans)
+        # In a forked child a thread of the parent may have been in the middle of changing them: left alone there.
+        if self.link.epoch == process_epoch():
+            table_clear(&self.link.segments)
+            plans_free(&self.link.plans)
 
     def look(self):
         """0 if the link can be used, else LINK_ENDED, LINK_PEER_GONE or LINK_FORKED; changes and waits for nothing."""

@@ -116,8 +116,9 @@ def reserve_more(Region directory, reserve):
     store32_release(&directory_header(directory.address).links_reserved, target)
 
 
-def claim(Region directory, int life_fd, Region members, sides):
-    """Take a free record, or one that both sides have closed: its slot, or None if there is none. Under the cold lock.
+def claim(Region directory, int life_fd, Region members, sides, list claimed=None):
+    """Take a free record, or one that both sides have closed: its slot, or None if there is none. Under the cold lock. `claimed`
+    gets the slot, too, with no moment in between for a signal handler.
 
     `sides`: (member slot, incarnation, cluster id) of the acceptor, then of the initiator.
     """
@@ -132,6 +133,8 @@ def claim(Region directory, int life_fd, Region members, sides):
         if close_dead_side(&link.sides[SIDE_INITIATOR], life_fd, members.address) \
                 and close_dead_side(&link.sides[SIDE_ACCEPTOR], life_fd, members.address):
             start(link, sides)
+            if claimed is not None:
+                claimed.append(slot)
             # Its last user may have died between its last mark and its swap: the owner looks at all rows again.
             add64_relaxed(&directory_header(directory.address).reaped_count, 1)
             return slot

@@ -6,7 +6,7 @@ Knows no meaning of a record. The counts in the directory's header are for reade
 from shmkv._futex cimport store32_release
 from shmkv._layout cimport *
 from shmkv._mapping cimport Region
-from shmkv.ranges import RangeAllocator
+from shmkv._ranges import RangeAllocator
 
 cdef uint64_t[TABLES] offsets = [CACHES_OFFSET, TENSORS_OFFSET, ROWS_OFFSET, COVERAGE_OFFSET]
 cdef uint64_t[TABLES] record_nbytes = [sizeof(CacheRecord), sizeof(TensorRecord), sizeof(RowRecord), LINE]
@@ -27,6 +27,7 @@ cdef class Tables:
     """The four tables of one directory: caches, tensors, rows, coverage lines, in this order."""
 
     def __init__(self, Region region, reserve):
+        self.region = region
         self.base = region.address
         self.reserve = reserve
         self.allocators = [RangeAllocator(limits[table]) for table in range(TABLES)]
@@ -63,5 +64,5 @@ cdef class Tables:
 
     @property
     def cache_slots(self):
-        """One more than the highest cache slot ever in use."""
-        return self.allocators[0].end
+        """One more than the highest cache slot in use; there are pages behind all of them."""
+        return min(self.allocators[0].end, self.reserved[0])

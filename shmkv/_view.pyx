@@ -6,6 +6,7 @@ not give exported memory to another cache. Knows nothing of caches, keys or link
 """
 import numpy as np
 
+cimport cython
 from cpython.buffer cimport PyBUF_F_CONTIGUOUS, PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -67,6 +68,7 @@ cdef enum:
     DL_FLAG_COPIED = 2
 
 
+@cython.no_gc_clear                # its export is counted until __dealloc__, in a cycle too
 cdef class TensorView:
     """One tensor of a cache, on the shared memory itself.
 

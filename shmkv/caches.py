@@ -45,6 +45,7 @@ class OwnCache:
     generation: int = field(default=0, init=False)
     id_alive: bool = field(default=True, init=False)
     retired: bool = field(default=False, init=False)
+    living: int | None = field(default=None, init=False)    # keys that lived at the last look; None: something changed since
 
     @property
     def desc(self) -> CacheDesc:
@@ -78,7 +79,7 @@ class OwnCaches:
         self._reaped_count = 0
         self._looked_ns = 0
         self._next_id = 1
-        self.dropped: deque[OwnCache] = deque()     # `KvCache.__del__` puts them here; it takes no lock
+        self.dropped: deque[OwnCache] = deque()     # those whose last handle is gone, put here without any lock
 
     def __iter__(self) -> Iterator[OwnCache]:
         return iter(list(self._by_id.values()))
@@ -98,9 +99,9 @@ class OwnCaches:
     # -- making -----------------------------------------------------------------------------------------------------
 
     def allocate(self, wanted: CacheLayout, keys: dict[int, KeyWords], *, publish: bool, zero: bool, blocks: bool = False,
-                 blocks_model_id: int | None = None) -> OwnCache:
+                 blocks_model_id: int | None = None, into: list[OwnCache] | None = None) -> OwnCache:
         """A new cache with its rows bound to `keys`, or a blocks cache with its own kind of key. LLMParamError if a key is bound
-        to a living cache; nothing is left of a failed call."""
+        to a living cache; nothing is left of a failed call. `into` holds the cache from the moment on that it is the caller's."""
         self.collect()
         self._namespace.check_own_life(self._member)
         for row, words in keys.items():
@@ -115,6 +116,8 @@ class OwnCaches:
             cache = OwnCache(self._next_id, wanted, made, LocalCache(made.region, wanted.tensors), blocks_model_id)
             self._next_id += 1
             self._record(cache, keys, publish, blocks)
+            if into is not None:
+                into.append(cache)
         except BaseException as error:
             self._undo(cache, made)
             if isinstance(error, (MemoryError, OSError)):
@@ -186,16 +189,15 @@ class OwnCaches:
             raise LLMParamError(f"key ({name}, model_id {model_id}) is bound to row {found[1]} of cache {owner} already")
 
     def bind(self, cache: OwnCache, keys: dict[int, KeyWords], *, publish: bool) -> None:
-        """Bind keys to rows; with ``publish=False`` the rows are not pullable before `publish`."""
+        """Bind keys to rows, which are published by that unless ``publish=False``."""
         self.collect()
         for row, words in keys.items():
             self._check_unbound(row, words, cache.slot)
         try:
             self._directory.make_room(len(keys))
             for row, words in keys.items():
-                if not publish:
-                    self._directory.publish(cache.slot, row, 0)
-                self._directory.bind(cache.slot, row, words)
+                self._directory.bind(cache.slot, row, words, cache.desc.num_tensors if publish else 0)
+            cache.living = None
         except (MemoryError, OSError) as error:
             raise self._no_memory(cache.layout, error) from error
 
@@ -203,6 +205,7 @@ class OwnCaches:
         """Take the keys of rows away; a pull that is in one of them answers "not there"."""
         for row in rows:
             self._directory.unbind(cache.slot, row)
+        cache.living = None
         self.collect()
 
     def publish(self, cache: OwnCache, rows: Iterable[int], tensors: int) -> None:
@@ -216,6 +219,7 @@ class OwnCaches:
         found = self._directory.find(words)
         if found is not None:
             self._directory.remove(*found)
+            self._by_slot[found[0]].living = None
         self.collect()
 
     # -- letting go -------------------------------------------------------------------------------------------------
@@ -249,7 +253,7 @@ class OwnCaches:
             slots = list(self._by_slot)
         for slot in slots:
             if slot in self._by_slot:
-                self._directory.settle(slot)
+                self._by_slot[slot].living = self._directory.settle(slot)
 
     def _somebody_died(self) -> bool:
         count = self._directory.reaped_count
@@ -266,16 +270,19 @@ class OwnCaches:
     def _try_free(self, cache: OwnCache) -> int:
         """Retire a cache that nothing names any more, and use its memory again once nobody is in it."""
         if not cache.retired:
-            if self._directory.settle(cache.slot):
+            if cache.living is None:
+                cache.living = self._directory.settle(cache.slot)
+            if cache.living:
                 return 0
             self._directory.retire(cache.slot)
             cache.retired = True
         if cache.local.uses or self._directory.pinned(cache.generation, self._namespace.life_fd, self._namespace.table,
                                                       self._initiated()):
             return 0
-        self._directory.release(cache.slot)
+        # Forgotten first: an interrupt in between costs the record, not the manager.
         self._by_id.pop(cache.cache_id, None)
         self._leaving.pop(cache.cache_id, None)
+        self._directory.release(cache.slot)
         return self._pool.give(cache.segment)
 
     def close(self, timeout_ms: int) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Sequence
-from typing import TypeVar, cast
+from typing import NoReturn, TypeVar, cast
 
 from shmkv.errors import LLMNoneError, LLMParamError
 
@@ -236,3 +236,10 @@ def layer_range_to_tensor_indices(layers: range, tensor_num_per_layer: int = 2) 
     check_layer_range("layers", layers)
     check_positive("tensor_num_per_layer", check_uint32("tensor_num_per_layer", tensor_num_per_layer))
     return list(range(layers.start * tensor_num_per_layer, layers.stop * tensor_num_per_layer))
+
+
+class Uncopyable:
+    """Something that stands for a resource: a copy would give it back twice."""
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled")

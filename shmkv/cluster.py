@@ -12,8 +12,8 @@ from shmkv._mapping import Region
 from shmkv._mutex import Mutex
 from shmkv.caches import OwnCaches
 from shmkv.config import Settings
-from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
-from shmkv.membership import JOIN_TIMEOUT_MS, Namespace, segment_prefix
+from shmkv.errors import LLMException, LLMParamError, LLMStatusCode, link_busy
+from shmkv.membership import JOIN_TIMEOUT_MS, Member, Namespace, segment_prefix
 from shmkv.segment import SegmentPool
 from shmkv.types import LLMRole
 
@@ -28,36 +28,35 @@ def choose_kernel(settings: Settings) -> None:
         raise LLMParamError(f"SHMKV_KERNEL, SHMKV_NT_THRESHOLD or SHMKV_COPY_THREADS: {error}") from error
 
 
-def _busy(text: str) -> LLMException:
-    return LLMException(text, status_code=LLMStatusCode.LLM_LINK_BUSY)
-
-
 class Cluster:
-    """Joins on construction and leaves at `close`. Owned by one LLMDataDist; unusable in a forked child."""
+    """Between `join` and `close` a member of the namespace. Owned by one LLMDataDist; unusable in a forked child."""
+
+    namespace: Namespace
+    member: Member
+    directory: Directory
+    caches: OwnCaches
 
     def __init__(self, settings: Settings, role: LLMRole, cluster_id: int) -> None:
         choose_kernel(settings)
         self.settings = settings
         self.role = role
         self.cluster_id = cluster_id
-        self.lock = Mutex(self._check_entry, _busy)     # the owner's lock, of everything that changes caches and keys
+        self.lock = Mutex(self._check_entry, link_busy)     # the owner's lock, of everything that changes caches and keys
         self.link_records: set[tuple[Region, int]] = set()      # (directory, slot) that this cluster claimed; kept by link.py
         self._epoch = _life.epoch()
         self._fd = -1
         self.is_closed = False
+        self._has_left = True               # nothing to give back yet
+
+    def join(self) -> None:
+        """Take a place in the namespace and make a directory. When it raises, `close` takes back what was done."""
+        self._has_left = False
         try:
-            self.namespace, self.member = Namespace.join(settings.namespace, cluster_id, int(role))
+            self.namespace, self.member = Namespace.join(self.settings.namespace, self.cluster_id, int(self.role))
+            _link_record.set_own(self.member.incarnation)
+            self._make_directory()
         except OSError as error:
             raise self._no_files(error) from error
-        _link_record.set_own(self.member.incarnation)
-        try:
-            self._make_directory()
-        except BaseException as error:
-            self._close_descriptor()
-            self._leave()
-            if isinstance(error, OSError):
-                raise self._no_files(error) from error
-            raise
 
     def _make_directory(self) -> None:
         name = f"{self.settings.namespace}.{self.member.directory}"
@@ -67,7 +66,6 @@ class Cluster:
                                    role=int(self.role))
         pool = SegmentPool(segment_prefix(self.settings.namespace, self.member.incarnation), self.settings.recycle_bytes,
                            self.directory.note_unlinked)
-        self.pool = pool
         self.caches = OwnCaches(self.settings, self.namespace, self.member, self.directory, pool,
                                 lambda: list(self.link_records))
 
@@ -84,7 +82,7 @@ class Cluster:
     def _check_entry(self) -> None:
         """Whoever got the owner's lock may have waited for a finalize."""
         if _link.inside_call():
-            raise _busy("called from a signal handler that interrupted a pull")
+            raise link_busy("called from a signal handler that interrupted a pull")
         self.check_usable()
 
     def check_usable(self) -> None:
@@ -108,20 +106,26 @@ class Cluster:
         self.namespace.set_role(self.member, int(role))
 
     def close(self) -> None:
-        """Free everything and leave, whatever interrupts it on the way. In a forked child nothing is touched."""
-        if self.is_closed:
-            return
-        if self.is_forked:
+        """Free everything and leave. Interrupted, it can be called again and goes on. In a forked child nothing is touched."""
+        if self._has_left:
             self.is_closed = True
             return
-        with self.lock:
-            self.is_closed = True           # nobody gets in any more
+        if self.is_forked:
+            self.is_closed = self._has_left = True
+            return
+        if not self.is_closed:
+            with self.lock:
+                self.is_closed = True           # nobody gets in any more
         try:
-            self.directory.close()
-            self.caches.close(self.settings.sync_kv_timeout_ms)
+            if hasattr(self, "caches"):
+                self.directory.close()
+                self.caches.close(self.settings.sync_kv_timeout_ms)
         finally:
-            self._close_descriptor()
-            self._leave()
+            try:
+                self._close_descriptor()
+            finally:
+                self._leave()
+                self._has_left = True
 
     def _close_descriptor(self) -> None:
         fd, self._fd = self._fd, -1
@@ -130,6 +134,9 @@ class Cluster:
 
     def _leave(self) -> None:
         _link_record.set_own(0)
+        if not hasattr(self, "member"):
+            Namespace.abandon(self.settings.namespace, JOIN_TIMEOUT_MS)
+            return
         try:
             with self.namespace.cold_even_unnamed(JOIN_TIMEOUT_MS):
                 self.namespace.leave(self.member)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from shmkv import _link
 from shmkv.cache_manager import CacheManager
 from shmkv.checks import (
+    Uncopyable,
     check_bool,
     check_int32,
     check_positive,
@@ -30,7 +31,7 @@ CLUSTER_INFO_OPTION = "llm.ClusterInfo"
 log = logging.getLogger("shmkv")
 
 
-class LLMDataDist:
+class LLMDataDist(Uncopyable):
     """A cluster of this process: `role` decides what it may do, `cluster_id` (uint64) is its name in the namespace.
 
     One instance a process can be initialised at a time; `llm_engine_instance` is that one or None.
@@ -71,9 +72,16 @@ class LLMDataDist:
             raise LLMException("another LLMDataDist of this process is initialised: finalize it first")
         settings = Settings.from_options(options)
         cluster = Cluster(settings, self._role, self._cluster_id)
-        self._cluster, self._links = cluster, Links(cluster)
-        self._manager = KvCacheManager(cluster, self._links)
-        LLMDataDist.llm_engine_instance = self
+        try:
+            cluster.join()
+            links = Links(cluster)
+            self._manager = KvCacheManager(cluster, links)
+            self._cluster, self._links = cluster, links
+            LLMDataDist.llm_engine_instance = self
+        except BaseException:
+            self._cluster = self._links = self._manager = None
+            cluster.close()
+            raise
         if not settings.cache_manager:
             # The first generation of the API leaves these two in the caller's dict, and its users read them there.
             options[ROLE_OPTION] = self._role_to_str(self._role)
@@ -91,22 +99,22 @@ class LLMDataDist:
             if not cluster.is_forked:
                 links.close()
         finally:
-            try:
-                cluster.close()
-            finally:
-                self._cluster = self._links = self._manager = None
-                if LLMDataDist.llm_engine_instance is self:
-                    LLMDataDist.llm_engine_instance = None
+            cluster.close()
+        # Interrupted before this, finalize can be called again and goes on where it was.
+        self._cluster = self._links = self._manager = None
+        if LLMDataDist.llm_engine_instance is self:
+            LLMDataDist.llm_engine_instance = None
 
     def _is_forked(self) -> bool:
         return self._cluster is not None and self._cluster.is_forked
 
     def _joined(self) -> tuple[Cluster, Links]:
         """Cluster and links, or LLM_FAILED before init and in a forked child."""
-        if self._cluster is None or self._links is None:
+        cluster, links = self._cluster, self._links     # once: a finalize in a signal handler may come in between
+        if cluster is None or links is None:
             raise LLMException("LLMDataDist is not initialised: call init first")
-        self._cluster.check_usable()
-        return self._cluster, self._links
+        cluster.check_usable()
+        return cluster, links
 
     # -- links ------------------------------------------------------------------------------------------------------
 
@@ -200,9 +208,10 @@ class LLMDataDist:
     def kv_cache_manager(self) -> KvCacheManager:
         """The manager of this cluster's caches."""
         cluster, _ = self._joined()
-        if cluster.settings.cache_manager or self._manager is None:
+        manager = self._manager
+        if cluster.settings.cache_manager or manager is None:
             raise LLMParamError("kv_cache_manager is not available in cache-manager mode")
-        return self._manager
+        return manager
 
     @property
     def cache_manager(self) -> CacheManager:

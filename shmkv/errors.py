@@ -89,6 +89,11 @@ class LLMNoneError(TypeError, AttributeError):
     """``None`` was given where an object is required."""
 
 
+def link_busy(text: str) -> LLMException:
+    """Return (not raise) the error for a call that would have to wait for itself."""
+    return LLMException(text, status_code=LLMStatusCode.LLM_LINK_BUSY)
+
+
 def status_from_value(value: int) -> LLMStatusCode:
     """Return the status code with this number; a number that is nobody's means LLM_FAILED."""
     try:

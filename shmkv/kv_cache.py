@@ -1,15 +1,14 @@
 """KvCache: what a caller holds of an allocated cache, and the views of its tensors."""
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from shmkv import _life
+from shmkv._drop import OnDrop
 from shmkv._mapping import Region
 from shmkv._pull import PreparedPull
 from shmkv._view import TensorView
 from shmkv.caches import OwnCache
-from shmkv.checks import check_int64, check_sequence, check_type, wrong_type
+from shmkv.checks import Uncopyable, check_int64, check_sequence, check_type, wrong_type
 from shmkv.errors import LLMParamError
 from shmkv.types import CacheDesc, DataType, Placement, storage_dtype
 
@@ -40,7 +39,7 @@ def make_view(region: Region, offset: int, desc: CacheDesc) -> TensorView:
     return TensorView(region, offset, tuple(desc.shape), kind, storage_dtype(kind), _FORMAT[kind], _DLPACK[kind])
 
 
-class KvCache:
+class KvCache(Uncopyable):
     """A cache of this process. Made by `KvCacheManager.allocate_cache`, or around own memory by `create_cpu_cache`.
 
     `cache_id` is unique until finalize; `per_device_tensor_addrs` has one list with the address of each tensor in this process,
@@ -55,10 +54,11 @@ class KvCache:
         self._manager = kv_cache_manager
         self._own = own                             # None once it was deallocated, and for own memory of the caller
         self._local = None if own is None else own.local
+        # When the last reference to this object goes, the cache is deallocated by the manager's next call.
+        self._on_drop = None if own is None or kv_cache_manager is None else OnDrop(kv_cache_manager._dropped, own)
         self._plain: PreparedPull | None = None     # of pulls without options, made by the first one
         self._is_host = cache_desc.placement == Placement.HOST
         self._tensors: tuple[TensorView, ...] = ()
-        self._epoch = _life.epoch()
         self._is_valid = True
 
     @classmethod
@@ -96,6 +96,8 @@ class KvCache:
     def _close(self) -> None:
         """Deallocated: no address and no view any more; what was made of a view keeps its memory."""
         self._is_valid = False
+        if self._on_drop is not None:
+            self._on_drop.disarm()
         self._addrs = []
         self._tensors = ()
         self._own = self._local = self._plain = None
@@ -129,13 +131,6 @@ class KvCache:
     def is_host(self) -> bool:
         """Is this own memory of the caller?"""
         return self._is_host
-
-    def __del__(self, epoch: Callable[[], int] = _life.epoch) -> None:     # module globals may be gone at exit
-        # Takes no lock and raises nothing: the id goes into a queue that the manager's next call drains. The attributes are
-        # missing when __init__ raised.
-        manager = getattr(self, "_manager", None)
-        if manager is not None and self._own is not None and self._epoch == epoch():
-            manager._drop(self._own)
 
     def __repr__(self) -> str:
         return f"KvCache(cache_id = {self._cache_id}, num_devices = {max(len(self.per_device_tensor_addrs), 1)})"

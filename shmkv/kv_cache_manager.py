@@ -6,6 +6,7 @@ Role first, then types, then values; nothing is touched before all of it passed.
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
@@ -15,6 +16,7 @@ from shmkv._view import TensorView
 from shmkv.cache_layout import CacheLayout, layout
 from shmkv.caches import KeyWords, OwnCache
 from shmkv.checks import (
+    Uncopyable,
     check_bool,
     check_copy_size,
     check_dict,
@@ -45,7 +47,7 @@ KIND_BYTE = 8                       # of a packed key: cluster id first, then th
 ANY_KEY = CacheKeyByIdAndIndex(0, 0)
 
 
-class KvCacheManager:
+class KvCacheManager(Uncopyable):
     """Caches of one initialised LLMDataDist; got by `LLMDataDist.kv_cache_manager`. Calls are safe from any thread."""
 
     def __init__(self, cluster: Cluster, links: Links) -> None:
@@ -96,9 +98,7 @@ class KvCacheManager:
         if keys:
             self._check_role("allocate_cache with cache_keys", LLMRole.PROMPT)
         rows = self._rows_of_keys(keys, wanted.rows)
-        with self._cluster.lock:
-            own = self._cluster.caches.allocate(wanted, rows, publish=publish, zero=zero)
-        return KvCache(own.cache_id, own.desc.snapshot(), None, self, own)
+        return self._allocate(wanted, rows, publish=publish, zero=zero)
 
     def allocate_blocks_cache(self, cache_desc: CacheDesc, blocks_cache_key: BlocksCacheKey | None = None, *,
                               publish: bool = True, zero: bool = False) -> KvCache:
@@ -119,9 +119,20 @@ class KvCacheManager:
         if blocks_cache_key is not None:
             self._check_role("allocate_blocks_cache with blocks_cache_key", LLMRole.PROMPT, LLMRole.MIX)
         model_id = None if blocks_cache_key is None else blocks_cache_key.model_id
-        with self._cluster.lock:
-            own = self._cluster.caches.allocate(wanted, {}, publish=publish, zero=zero, blocks=True, blocks_model_id=model_id)
-        return KvCache(own.cache_id, own.desc.snapshot(), None, self, own)
+        return self._allocate(wanted, {}, publish=publish, zero=zero, blocks=True, blocks_model_id=model_id)
+
+    def _allocate(self, wanted: CacheLayout, rows: dict[int, KeyWords], *, publish: bool, zero: bool, blocks: bool = False,
+                  blocks_model_id: int | None = None) -> KvCache:
+        made: list[OwnCache] = []
+        try:
+            with self._cluster.lock:
+                own = self._cluster.caches.allocate(wanted, rows, publish=publish, zero=zero, blocks=blocks,
+                                                    blocks_model_id=blocks_model_id, into=made)
+            return KvCache(own.cache_id, own.desc.snapshot(), None, self, own)
+        except BaseException:
+            for cache in made:              # interrupted before anybody had a handle
+                self._dropped.append(cache)
+            raise
 
     @staticmethod
     def _check_allocation(cache_desc: CacheDesc, publish: bool, zero: bool) -> CacheLayout:
@@ -161,10 +172,10 @@ class KvCacheManager:
         with self._cluster.lock:
             return self._cluster.caches.collect()
 
-    def _drop(self, own: OwnCache) -> None:
-        """For `KvCache.__del__`: takes no lock."""
-        if not self._cluster.is_closed:
-            self._cluster.caches.dropped.append(own)
+    @property
+    def _dropped(self) -> deque[OwnCache]:
+        """Caches whose last handle is gone."""
+        return self._cluster.caches.dropped
 
     def _views(self, cache: KvCache) -> tuple[TensorView, ...]:
         if not self.is_initialized():
@@ -187,8 +198,8 @@ class KvCacheManager:
     def bind(self, cache: KvCache, keys: dict[int, CacheKey], *, publish: bool = True) -> None:
         """Name rows of a cache at run time: {batch index: key}. A row that had a key loses it.
 
-        What is published of a row stays as it is; with ``publish=False`` it is taken back first, so that the row cannot be pulled
-        before the next `publish`. To fill a row again: `unbind`, fill, `bind`.
+        The rows count as filled and can be pulled from then on; with ``publish=False`` not before the next `publish`. To fill a
+        row again: `unbind`, fill, `bind`.
         """
         self._check_role("bind", LLMRole.PROMPT)
         check_kv_cache("cache", cache)
@@ -205,7 +216,8 @@ class KvCacheManager:
             self._cluster.caches.bind(own, words, publish=publish)
 
     def unbind(self, cache: KvCache, rows: Iterable[int]) -> None:
-        """Take the keys of rows away before they are filled again: a pull that is in one of them fails."""
+        """Take the keys of rows away before they are filled again: a pull that is in one of them fails, and none gets in, by cache
+        id either, before `bind` or `publish`."""
         self._check_role("unbind", LLMRole.PROMPT)
         check_kv_cache("cache", cache)
         with self._cluster.lock:

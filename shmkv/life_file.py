@@ -8,24 +8,21 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from shmkv import _life, segment
+from shmkv._cold import ColdLock
 from shmkv._mutex import Mutex
-from shmkv.errors import LLMException
+from shmkv.errors import LLMException, link_busy
 
-POLL_S = 0.001
-
-_process_lock = Mutex()
+_process_lock = Mutex(busy=link_busy)
 
 
 def _new_process_lock() -> None:
     """A forked child must not wait for a thread that it does not have."""
     global _process_lock
-    _process_lock = Mutex()
+    _process_lock = Mutex(busy=link_busy)
 
 
 os.register_at_fork(after_in_child=_new_process_lock)
@@ -86,6 +83,8 @@ def find_life(namespace: str) -> LifeFile | None:
     except FileNotFoundError:
         return None
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise LLMException(f"cannot open {segment.SHM_DIR}/{name}: {os.strerror(error.errno)}") from error
         raise LLMException(in_the_way(name, os.strerror(error.errno or errno.EIO))) from error
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) != 0o600:
@@ -107,23 +106,6 @@ def forget(namespace: str) -> None:
     os.close(_life_files.pop(namespace).fd)
 
 
-@contextmanager
-def cold(namespace: str, life: LifeFile, deadline: float) -> Iterator[None]:
-    """The process mutex, then the cold byte, polled to the deadline: a record lock that is waited for cannot time out."""
-    try:
-        with _process_lock.within(max(0.0, deadline - time.monotonic())):
-            try:
-                _poll_cold_byte(namespace, life, deadline)
-                yield
-            finally:
-                _life.drop_cold(life.fd)        # whether or not an interrupt came before it was ours
-    except TimeoutError as error:
-        raise LLMException(f"another thread of this process is joining or linking in namespace {namespace!r}") from error
-
-
-def _poll_cold_byte(namespace: str, life: LifeFile, deadline: float) -> None:
-    while not _life.hold_cold(life.fd):
-        if time.monotonic() >= deadline:
-            pid = _life.cold_holder_pid(life.fd)
-            raise LLMException(f"process {pid or 'of another pid namespace'} holds the cold lock of namespace {namespace!r}")
-        time.sleep(POLL_S)
+def cold(namespace: str, life: LifeFile, deadline: float, check: Callable[[], None] | None = None) -> ColdLock:
+    """The cold lock as a context manager; see `ColdLock`."""
+    return ColdLock(_process_lock, life.fd, deadline, namespace, check)

@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from shmkv import _acceptor, _link, _link_record, _members, segment
 from shmkv._layout import LINKS_LIMIT, VERSION
@@ -16,7 +17,7 @@ from shmkv._mapping import Region
 from shmkv._mutex import Mutex
 from shmkv.cluster import Cluster
 from shmkv.cluster_info import LLMClusterInfo
-from shmkv.errors import LLMException, LLMStatusCode
+from shmkv.errors import LLMException, LLMStatusCode, link_busy
 from shmkv.membership import Member, segment_prefix
 from shmkv.types import LLMRole
 
@@ -36,7 +37,7 @@ class Links:
         self._cluster = cluster
         self._handles: dict[int, LinkHandle | None] = {}
         self._closing: list[LinkHandle] = []        # removed by force, a thread may still be inside
-        self._linking = Mutex()                     # one link call at a time
+        self._linking = Mutex(busy=link_busy)       # one link call at a time
         self.last_failure: dict[int, str] = {}      # why the last try to link to a cluster failed, for messages
 
     def __len__(self) -> int:
@@ -176,11 +177,11 @@ class Links:
             self._handles[cluster_id] = None
             return OK
         self._cluster.namespace.check_named()
-        member = self._cluster.namespace.find(cluster_id)
-        if member is None or not _has_directory(self._cluster.namespace.name, member):
-            return None
         left_ms = max(1, int((deadline - time.monotonic()) * 1000))
         try:
+            member = self._cluster.namespace.find(cluster_id)
+            if member is None or not _has_directory(self._cluster.namespace.name, member):
+                return None
             with self._cluster.namespace.cold(left_ms):
                 self._cluster.namespace.check_own_life(self._cluster.member)
                 return self._claim(member)
@@ -211,23 +212,29 @@ class Links:
         own = self._cluster.member
         sides = [(member.slot, member.incarnation, member.cluster_id), (own.slot, own.incarnation, own.cluster_id)]
         namespace = self._cluster.namespace
-        slot = _link_record.claim(directory, namespace.life_fd, namespace.table, sides)
-        if slot is None and _link_record.links_reserved(directory) < LINKS_LIMIT:
-            _reserve_links(directory, path)
-            slot = _link_record.claim(directory, namespace.life_fd, namespace.table, sides)
-        if slot is None:
-            self.note_failure(member.cluster_id, f"cluster {member.cluster_id} has {LINKS_LIMIT} living links already")
-            return LLMStatusCode.LLM_PARAM_INVALID
-        prefix = f"{segment.SHM_DIR}/{segment_prefix(namespace.name, member.incarnation)}".encode()
+        claimed: list[int] = []             # from the moment on that it is ours
         try:
-            handle = LinkHandle(directory, namespace.table, namespace.life_fd, slot, prefix)
-            self._cluster.link_records.add((handle.directory, handle.slot))
-            self._handles[member.cluster_id] = handle
+            slot = _link_record.claim(directory, namespace.life_fd, namespace.table, sides, claimed)
+            if slot is None and _link_record.links_reserved(directory) < LINKS_LIMIT:
+                _reserve_links(directory, path)
+                slot = _link_record.claim(directory, namespace.life_fd, namespace.table, sides, claimed)
+            if slot is None:
+                self.note_failure(member.cluster_id, f"cluster {member.cluster_id} has {LINKS_LIMIT} living links already")
+                return LLMStatusCode.LLM_PARAM_INVALID
+            self._make_handle(directory, slot, member)
         except BaseException:
-            _link_record.abandon(directory, slot)
+            for slot in claimed:
+                _link_record.abandon(directory, slot)
             raise
         self.last_failure.pop(member.cluster_id, None)
         return OK
+
+    def _make_handle(self, directory: Region, slot: int, member: Member) -> None:
+        namespace = self._cluster.namespace
+        prefix = f"{segment.SHM_DIR}/{segment_prefix(namespace.name, member.incarnation)}".encode()
+        handle = LinkHandle(directory, namespace.table, namespace.life_fd, slot, prefix)
+        self._cluster.link_records.add((handle.directory, handle.slot))
+        self._handles[member.cluster_id] = handle
 
     # -- unlink -----------------------------------------------------------------------------------------------------
 
@@ -283,7 +290,8 @@ class Links:
             # While the peer's side names a cache of ours, the record stays among those that are looked at before memory is freed.
             if handle.users == 0 and handle.peer_is_idle:
                 handle.close_side()
-                self._closing.remove(handle)
+                with suppress(ValueError):          # a finalize in a signal handler may have been here
+                    self._closing.remove(handle)
                 self._cluster.link_records.discard((handle.directory, handle.slot))
 
     def close(self) -> None:

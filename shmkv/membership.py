@@ -11,12 +11,11 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from shmkv import _life, _members, segment
+from shmkv._cold import ColdLock
 from shmkv._layout import MEMBERS_LIMIT, MEMBERS_SIZE, VERSION
 from shmkv._mapping import Region
 from shmkv.errors import LLMException
@@ -122,18 +121,13 @@ class Namespace:
         life = find_life(name)
         return life is not None and (bool(life.held) or _life.anybody(life.fd))
 
-    @contextmanager
-    def cold(self, timeout_ms: int) -> Iterator[None]:
+    def cold(self, timeout_ms: int) -> ColdLock:
         """The cold lock; LLMException when it cannot be had in time, or when the namespace's files were removed."""
-        with self.cold_even_unnamed(timeout_ms):
-            self.check_named()
-            yield
+        return cold(self.name, self.life, time.monotonic() + timeout_ms / 1000, self.check_named)
 
-    @contextmanager
-    def cold_even_unnamed(self, timeout_ms: int) -> Iterator[None]:
+    def cold_even_unnamed(self, timeout_ms: int) -> ColdLock:
         """The cold lock, for leaving: whether or not the files still have their names."""
-        with cold(self.name, self.life, time.monotonic() + timeout_ms / 1000):
-            yield
+        return cold(self.name, self.life, time.monotonic() + timeout_ms / 1000)
 
     def set_role(self, member: Member, role: int) -> None:
         """The role that `ls` shows for a member."""
@@ -187,15 +181,24 @@ class Namespace:
             raise LLMException(f"cluster id {cluster_id} is used by the living process {twin.pid} in namespace {self.name!r}")
         self.sweep()
         for slot in range(MEMBERS_LIMIT):
-            if _members.read(self.table, slot) is None and slot not in self.life.held and _life.hold(self.life.fd, slot):
-                try:
-                    self.life.held.add(slot)
-                    return self._write(slot, cluster_id, role)
-                except BaseException:
-                    _life.drop(self.life.fd, slot)
-                    self.life.held.discard(slot)
-                    raise
+            if _members.read(self.table, slot) is None and slot not in self.life.held:
+                member = self._try_slot(slot, cluster_id, role)
+                if member is not None:
+                    return member
         raise LLMException(f"namespace {self.name!r} is full: {MEMBERS_LIMIT} living members")
+
+    def _try_slot(self, slot: int, cluster_id: int, role: int) -> Member | None:
+        """Hold a slot's byte and write its record; None if another process holds it. Whatever interrupts it gives the byte back."""
+        try:
+            self.life.held.add(slot)
+            if _life.hold(self.life.fd, slot):
+                return self._write(slot, cluster_id, role)
+        except BaseException:
+            _life.drop(self.life.fd, slot)
+            self.life.held.discard(slot)
+            raise
+        self.life.held.discard(slot)
+        return None
 
     def _write(self, slot: int, cluster_id: int, role: int) -> Member:
         incarnation = secrets.randbits(64) | 1
@@ -220,6 +223,21 @@ class Namespace:
             segment.unlink(life_name(self.name))
         elif self._table_file == identity_of_name(table_name(self.name)):
             segment.unlink(table_name(self.name))       # somebody removed the life file only
+
+    @classmethod
+    def abandon(cls, name: str, timeout_ms: int) -> None:
+        """After a join that was interrupted: leave with whatever slot this process holds."""
+        life = find_life(name)
+        if life is None or not life.held:
+            return
+        with cold(name, life, time.monotonic() + timeout_ms / 1000):
+            namespace = cls(name, life, _attach_table(name))
+            for slot in list(life.held):
+                record = _members.read(namespace.table, slot)
+                if record is not None:
+                    namespace.leave(Member(slot, *record))
+                _life.drop(life.fd, slot)
+                life.held.discard(slot)
 
     def give_up_life(self, member: Member) -> None:
         """Drop the life byte, if `leave` could not: to others the member is dead then, and the next sweep removes its files."""

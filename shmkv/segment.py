@@ -163,6 +163,14 @@ class Segment:
         return int(self.region.nbytes)
 
 
+def _create_and_map(name: str, nbytes: int) -> Region:
+    fd = create(name, nbytes, nbytes)
+    try:
+        return Region.map(fd, nbytes)
+    finally:
+        os.close(fd)
+
+
 class SegmentPool:
     """Segments of one cluster: new ones, and freed ones kept for the next cache that fits.
 
@@ -205,17 +213,13 @@ class SegmentPool:
             serial, self._next_serial = self._next_serial, self._next_serial + 1
             name = f"{self._prefix}{serial:x}"
             try:
-                fd = create(name, nbytes, nbytes)
+                region = _create_and_map(name, nbytes)
             except FileExistsError:
                 log.warning("%s/%s exists already; it is left alone", SHM_DIR, name)
                 continue
-            try:
-                region = Region.map(fd, nbytes)
-            except OSError:
-                unlink(name)
+            except BaseException:
+                unlink(name)                # nobody else can have made it: the name has our incarnation
                 raise
-            finally:
-                os.close(fd)
             self.made_nbytes += nbytes
             return Segment(name, serial, region)
         raise FileExistsError(errno.EEXIST, f"eight names after {SHM_DIR}/{name} are taken")

@@ -27,6 +27,7 @@ DESC = CacheDesc(2, [3, 16], DataType.DT_FLOAT16)
 @pytest.fixture
 def cluster(namespace: Namespace) -> Iterator[Cluster]:
     made = Cluster(Settings.from_options({}), LLMRole.PROMPT, 1)
+    made.join()
     yield made
     made.close()
 
@@ -247,6 +248,7 @@ def test_dropped_ids_are_freed_by_the_next_call(caches: OwnCaches) -> None:
 def test_collect_says_what_the_system_has_back(namespace: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHMKV_RECYCLE_BYTES", "0")
     cluster = Cluster(Settings.from_options({}), LLMRole.PROMPT, 1)
+    cluster.join()
     try:
         cache = allocate(cluster.caches)
         cluster.caches.dropped.append(cache)
@@ -310,6 +312,7 @@ def test_directory_that_cannot_grow_gives_the_segment_back(cluster: Cluster, cac
 
 def test_close_unlinks_everything(namespace: Namespace) -> None:
     cluster = Cluster(Settings.from_options({}), LLMRole.PROMPT, 1)
+    cluster.join()
     kept = [allocate(cluster.caches, request(number)) for number in range(3)]
     array = make_view(kept[0].segment.region, kept[0].offsets[1], DESC).numpy()
     cluster.caches.deallocate(kept[1].cache_id)

@@ -101,3 +101,14 @@ def test_unpublished_key_frees_its_memory_when_it_is_removed(pair: tuple[Peer, P
     q.call("remove_key", key=req(3, 1))
     assert q.call("execute", code=code) == before
     assert p.call("collect") == 0
+
+
+def test_nobody_gets_into_a_row_while_it_is_filled_again(pair: tuple[Peer, Peer]) -> None:
+    """By cache id neither: between unbind and bind the row holds neither the old bytes nor the new."""
+    p, d = pair
+    p.call("publish", name="kv")
+    assert pull(d, by_id(1, 1)) == SUCCESS
+    p.call("unbind", name="kv", rows=[0])
+    assert [pull(d, by_id(1, 1)), pull(d, by_id(1, 1, 1))] == [NOT_EXIST, SUCCESS]
+    p.call("bind", name="kv", keys=[(0, req(1, 5))])
+    assert pull(d, by_id(1, 1)) == SUCCESS, "bind says that it is filled"
