@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 CPU_CACHE_ID = -1
 
+# size, src_layer_range, dst_layer_range, src_cache_offset, dst_cache_offset, tensor_num_per_layer
+PullOptions = tuple[int, "range | None", "range | None", "int | None", "int | None", int]
+
 # DLPack's (type code, bits): signed 0, unsigned 1, float 2, bfloat 4, bool 6; no bits = DLPack has no such type.
 _DLPACK = {
     DataType.DT_FLOAT: (2, 32), DataType.DT_FLOAT16: (2, 16), DataType.DT_DOUBLE: (2, 64), DataType.DT_BF16: (4, 16),
@@ -56,7 +59,7 @@ class KvCache(Uncopyable):
         self._local = None if own is None else own.local
         # When the last reference to this object goes, the cache is deallocated by the manager's next call.
         self._on_drop = None if own is None or kv_cache_manager is None else OnDrop(kv_cache_manager._dropped, own)
-        self._plain: PreparedPull | None = None     # of pulls without options, made by the first one
+        self._prepared: dict[PullOptions, PreparedPull] = {}    # made by the first pull with some options
         self._is_host = cache_desc.placement == Placement.HOST
         self._tensors: tuple[TensorView, ...] = ()
         self._is_valid = True
@@ -100,7 +103,8 @@ class KvCache(Uncopyable):
             self._on_drop.disarm()
         self._addrs = []
         self._tensors = ()
-        self._own = self._local = self._plain = None
+        self._own = self._local = None
+        self._prepared = {}
 
     @property
     def cache_id(self) -> int:

@@ -43,8 +43,10 @@ from shmkv.pull_failure import PullKey
 from shmkv.tensor import Tensor, TensorDesc
 from shmkv.types import CacheDesc, LLMRole, Placement
 
-KIND_BYTE = 8                       # of a packed key: cluster id first, then the kind
 ANY_KEY = CacheKeyByIdAndIndex(0, 0)
+PREPARED_KEPT = 32                  # a cache; whoever has more sets of options pays for the checks each time
+OFFSETS = (type(None), int)
+RANGES = (type(None), range)
 
 
 class KvCacheManager(Uncopyable):
@@ -269,29 +271,33 @@ class KvCacheManager(Uncopyable):
         """
         if self._cluster.role is not LLMRole.DECODER or self._cluster.is_closed:
             self._check_role("pull_cache", LLMRole.DECODER)
-        # The common call has only a key and a row to check: it is a prepared pull that the cache keeps.
-        if src_layer_range is None and dst_layer_range is None and src_cache_offset is None and dst_cache_offset is None \
-                and type(kv_cache) is KvCache and type(size) is type(batch_index) is type(tensor_num_per_layer) is int \
-                and size == -1 and tensor_num_per_layer == 2 and kv_cache._own is not None:
-            plain = kv_cache._plain
-            if plain is None:
-                kv_cache._plain = plain = self._prepare_plain(kv_cache)
-            plain.pull(cache_key, batch_index)
-            return
+        # Whoever pulls with some options pulls with them again: the cache keeps a prepared pull for each set of them, and only key
+        # and row are left to check. The types matter, because 8 and 8.0 are one key of a dict.
+        if type(kv_cache) is KvCache and type(size) is type(batch_index) is type(tensor_num_per_layer) is int \
+                and type(src_cache_offset) in OFFSETS and type(dst_cache_offset) in OFFSETS \
+                and type(src_layer_range) in RANGES and type(dst_layer_range) in RANGES:
+            options = (size, src_layer_range, dst_layer_range, src_cache_offset, dst_cache_offset, tensor_num_per_layer)
+            prepared = kv_cache._prepared.get(options)
+            if prepared is not None:
+                prepared.pull(cache_key, batch_index)
+                return
         request = PullRequest(cache_key, kv_cache, batch_index, size, src_layer_range=src_layer_range,
                               dst_layer_range=dst_layer_range, src_cache_offset=src_cache_offset,
                               dst_cache_offset=dst_cache_offset, tensor_num_per_layer=tensor_num_per_layer)
+        if kv_cache._own is not None and len(kv_cache._prepared) < PREPARED_KEPT:
+            kv_cache._prepared[request.options] = self._prepare(request)
         self._pull(request)
 
-    def _prepare_plain(self, kv_cache: KvCache) -> PreparedPull:
-        """A prepared pull without options. The cache keeps it, so it must not keep the cache."""
-        request, own, reference = PullRequest(ANY_KEY, kv_cache), self._own(kv_cache), weakref.ref(kv_cache)
+    def _prepare(self, request: PullRequest) -> PreparedPull:
+        """A prepared pull with the options of a request. The cache may keep it, so it does not keep the cache."""
+        own, reference, options = self._own(request.kv_cache), weakref.ref(request.kv_cache), request.options
 
         def checked(cache_key: PullKey, row: int) -> None:
             cache = reference()
-            if cache is not None:               # alive: somebody is pulling into it
-                self._check_role("pull_cache", LLMRole.DECODER)
-                self._pull(PullRequest(cache_key, cache, row))
+            if cache is None:
+                raise LLMException("the destination was deallocated", status_code=LLMStatusCode.LLM_KV_CACHE_NOT_EXIST)
+            self._check_role("pull_cache", LLMRole.DECODER)
+            self._pull(PullRequest.with_options(cache_key, cache, row, options))
 
         return transfer.prepare(self._cluster, self._links, own.local, own.desc, request.select, request.consumes, checked)
 
@@ -308,18 +314,9 @@ class KvCacheManager(Uncopyable):
         for these arguments.
         """
         self._check_role("prepare_pull", LLMRole.DECODER)
-        request = PullRequest(ANY_KEY, kv_cache, batch_index, size, src_layer_range=src_layer_range,
-                              dst_layer_range=dst_layer_range, src_cache_offset=src_cache_offset,
-                              dst_cache_offset=dst_cache_offset, tensor_num_per_layer=tensor_num_per_layer)
-        own = self._own(kv_cache)
-
-        def checked(cache_key: PullKey, row: int) -> None:
-            self._check_role("pull_cache", LLMRole.DECODER)
-            self._pull(PullRequest(cache_key, kv_cache, row, size, src_layer_range=src_layer_range,
-                                   dst_layer_range=dst_layer_range, src_cache_offset=src_cache_offset,
-                                   dst_cache_offset=dst_cache_offset, tensor_num_per_layer=tensor_num_per_layer))
-
-        return transfer.prepare(self._cluster, self._links, own.local, own.desc, request.select, request.consumes, checked)
+        return self._prepare(PullRequest(ANY_KEY, kv_cache, batch_index, size, src_layer_range=src_layer_range,
+                                         dst_layer_range=dst_layer_range, src_cache_offset=src_cache_offset,
+                                         dst_cache_offset=dst_cache_offset, tensor_num_per_layer=tensor_num_per_layer))
 
     def pull_many(self, requests: Sequence[PullRequest]) -> None:
         """Several pulls in one call (role DECODER), in order; neighbours from one cluster share one lock and one deadline.

@@ -14,7 +14,7 @@ from shmkv.checks import (
 )
 from shmkv.errors import LLMParamError
 from shmkv.keys import CacheKey, CacheKeyByIdAndIndex
-from shmkv.kv_cache import KvCache, check_kv_cache
+from shmkv.kv_cache import KvCache, PullOptions, check_kv_cache
 from shmkv.pull_failure import PullKey, Select
 
 RANGE_LIMIT = UINT32_MAX + 1
@@ -36,7 +36,7 @@ class LastPull(NamedTuple):
 class PullRequest:
     """The arguments of one `pull_cache`, for `pull_many`: checked here, once, in the same order and with the same errors."""
 
-    __slots__ = ("cache_key", "consumes", "kv_cache", "select")
+    __slots__ = ("cache_key", "consumes", "kv_cache", "options", "select")
 
     def __init__(self, cache_key: PullKey, kv_cache: KvCache, batch_index: int = 0, size: int = -1, *,
                  src_layer_range: range | None = None, dst_layer_range: range | None = None,
@@ -55,6 +55,15 @@ class PullRequest:
         tensors = check_ranges(kv_cache, src_layer_range, dst_layer_range, tensor_num_per_layer)
         self.select: Select = (size, src_offset, dst_offset, 0, batch_index, *tensors)
         self.consumes = src_cache_offset is None and dst_cache_offset is None
+        self.options: PullOptions = (size, src_layer_range, dst_layer_range, src_cache_offset, dst_cache_offset,
+                                     tensor_num_per_layer)
+
+    @classmethod
+    def with_options(cls, cache_key: PullKey, kv_cache: KvCache, batch_index: int, options: PullOptions) -> PullRequest:
+        """The request that has these `options`."""
+        size, src_layers, dst_layers, src_offset, dst_offset, per_layer = options
+        return cls(cache_key, kv_cache, batch_index, size, src_layer_range=src_layers, dst_layer_range=dst_layers,
+                   src_cache_offset=src_offset, dst_cache_offset=dst_offset, tensor_num_per_layer=per_layer)
 
 
 def check_usable_key(cache_key: object) -> None:
