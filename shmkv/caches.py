@@ -193,19 +193,19 @@ class OwnCaches:
         self.collect()
         for row, words in keys.items():
             self._check_unbound(row, words, cache.slot)
+        cache.living = None
         try:
             self._directory.make_room(len(keys))
             for row, words in keys.items():
                 self._directory.bind(cache.slot, row, words, cache.desc.num_tensors if publish else 0)
-            cache.living = None
         except (MemoryError, OSError) as error:
             raise self._no_memory(cache.layout, error) from error
 
     def unbind(self, cache: OwnCache, rows: Iterable[int]) -> None:
         """Take the keys of rows away; a pull that is in one of them answers "not there"."""
+        cache.living = None
         for row in rows:
             self._directory.unbind(cache.slot, row)
-        cache.living = None
         self.collect()
 
     def publish(self, cache: OwnCache, rows: Iterable[int], tensors: int) -> None:
@@ -218,8 +218,8 @@ class OwnCaches:
         """Forget a key and its coverage; an unknown one is no error."""
         found = self._directory.find(words)
         if found is not None:
-            self._directory.remove(*found)
             self._by_slot[found[0]].living = None
+            self._directory.remove(*found)
         self.collect()
 
     # -- letting go -------------------------------------------------------------------------------------------------
