@@ -6,6 +6,7 @@ from shmkv._plan cimport Plan
 
 cdef enum:
     CHUNK_NBYTES = 4 << 20          # between two looks at the deadline
+    SHARE_NBYTES = 1 << 20          # the same where threads share a copy: at its end one may wait that long for another
 
 
 cdef enum:

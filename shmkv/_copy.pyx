@@ -43,6 +43,7 @@ cdef struct Job:
     const char* src
     char* dst
     int mode
+    uint64_t share_nbytes
     shmkv_copy_fn copy
     bint streaming
     CheckFn check
@@ -50,24 +51,25 @@ cdef struct Job:
 
 
 cdef int move(const Plan* plan, const char* src, char* dst, int mode, CheckFn check, void* context) noexcept nogil:
-    """Copy all runs; `check` is asked every CHUNK_NBYTES, on the calling thread, and ends the copy by a status other than 0.
+    """Copy all runs; `check` is asked after each share, on the calling thread, and ends the copy by a status other than 0.
     Source and destination do not overlap. All bytes are visible to whoever sees a later store of this thread."""
     cdef Job job
     cdef uint32_t threads
     job.plan, job.src, job.dst, job.mode, job.check, job.context = plan, src, dst, mode, check, context
     job.streaming = plan.nbytes >= nt_threshold
     job.copy = chosen.streaming if job.streaming else chosen.ordinary
-    if plan.nbytes <= CHUNK_NBYTES:
-        return copy_share(&job, 0)
     threads = crew_limit() if plan.nbytes >= crew_threshold else 1
-    return crew_run(copy_share, &job, (plan.nbytes + CHUNK_NBYTES - 1) // CHUNK_NBYTES, threads, copy_share_and_look)
+    job.share_nbytes = CHUNK_NBYTES if threads == 1 else SHARE_NBYTES
+    if plan.nbytes <= job.share_nbytes:
+        return copy_share(&job, 0)
+    return crew_run(copy_share, &job, (plan.nbytes + job.share_nbytes - 1) // job.share_nbytes, threads, copy_share_and_look)
 
 
 cdef int copy_share(void* context, uint64_t share) noexcept nogil:
-    """Bytes [share, share + 1) * CHUNK_NBYTES of a plan. Streaming stores are fenced here, on the core that made them."""
+    """Bytes [share, share + 1) * share_nbytes of a plan. Streaming stores are fenced here, on the core that made them."""
     cdef Job* job = <Job*>context
-    cdef uint64_t at = share * CHUNK_NBYTES
-    cdef uint64_t end = min(at + <uint64_t>CHUNK_NBYTES, job.plan.nbytes)
+    cdef uint64_t at = share * job.share_nbytes
+    cdef uint64_t end = min(at + job.share_nbytes, job.plan.nbytes)
     cdef uint64_t step
     cdef uint32_t number = 0
     cdef Span span = seek(job.plan, at, &number)

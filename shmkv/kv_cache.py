@@ -1,7 +1,7 @@
 """KvCache: what a caller holds of an allocated cache, and the views of its tensors."""
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from shmkv._drop import OnDrop
 from shmkv._mapping import Region
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from shmkv.kv_cache_manager import KvCacheManager
 
 CPU_CACHE_ID = -1
+PREPARED_KEPT = 32
+OPTION_TYPES = (int, type(None), range)
+# Options that no call has, and no prepared pull.
+NO_LAST: tuple[Any, ...] = (*[object()] * 6, None)
 
 # size, src_layer_range, dst_layer_range, src_cache_offset, dst_cache_offset, tensor_num_per_layer
 PullOptions = tuple[int, "range | None", "range | None", "int | None", "int | None", int]
@@ -60,6 +64,7 @@ class KvCache(Uncopyable):
         # When the last reference to this object goes, the cache is deallocated by the manager's next call.
         self._on_drop = None if own is None or kv_cache_manager is None else OnDrop(kv_cache_manager._dropped, own)
         self._prepared: dict[PullOptions, PreparedPull] = {}    # made by the first pull with some options
+        self._last = NO_LAST
         self._is_host = cache_desc.placement == Placement.HOST
         self._tensors: tuple[TensorView, ...] = ()
         self._is_valid = True
@@ -104,7 +109,22 @@ class KvCache(Uncopyable):
         self._addrs = []
         self._tensors = ()
         self._own = self._local = None
+        self._last = NO_LAST
         self._prepared = {}
+
+    def _prepared_for(self, *options: object) -> PreparedPull | None:
+        """The prepared pull that is kept for these options. Their types matter, since 8 and 8.0 are one key of a dict."""
+        if not all(type(option) in OPTION_TYPES for option in options):
+            return None
+        prepared = self._prepared.get(cast(PullOptions, options))
+        if prepared is not None:
+            self._last = (*options, prepared)
+        return prepared
+
+    def _keep_prepared(self, options: PullOptions, prepared: PreparedPull) -> None:
+        """Whoever has more sets of options than are kept pays for the checks each time."""
+        if len(self._prepared) < PREPARED_KEPT:
+            self._prepared[options] = prepared
 
     @property
     def cache_id(self) -> int:

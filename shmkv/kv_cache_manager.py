@@ -44,9 +44,6 @@ from shmkv.tensor import Tensor, TensorDesc
 from shmkv.types import CacheDesc, LLMRole, Placement
 
 ANY_KEY = CacheKeyByIdAndIndex(0, 0)
-PREPARED_KEPT = 32                  # a cache; whoever has more sets of options pays for the checks each time
-OFFSETS = (type(None), int)
-RANGES = (type(None), range)
 
 
 class KvCacheManager(Uncopyable):
@@ -272,20 +269,22 @@ class KvCacheManager(Uncopyable):
         if self._cluster.role is not LLMRole.DECODER or self._cluster.is_closed:
             self._check_role("pull_cache", LLMRole.DECODER)
         # Whoever pulls with some options pulls with them again: the cache keeps a prepared pull for each set of them, and only key
-        # and row are left to check. The types matter, because 8 and 8.0 are one key of a dict.
-        if type(kv_cache) is KvCache and type(size) is type(batch_index) is type(tensor_num_per_layer) is int \
-                and type(src_cache_offset) in OFFSETS and type(dst_cache_offset) in OFFSETS \
-                and type(src_layer_range) in RANGES and type(dst_layer_range) in RANGES:
-            options = (size, src_layer_range, dst_layer_range, src_cache_offset, dst_cache_offset, tensor_num_per_layer)
-            prepared = kv_cache._prepared.get(options)
+        # and row are left to check. The very objects of the last call need not even be looked at.
+        if type(kv_cache) is KvCache and type(batch_index) is int:
+            last_size, last_src, last_dst, last_src_offset, last_dst_offset, last_per_layer, prepared = kv_cache._last
+            if size is not last_size or src_layer_range is not last_src or dst_layer_range is not last_dst \
+                    or src_cache_offset is not last_src_offset or dst_cache_offset is not last_dst_offset \
+                    or tensor_num_per_layer is not last_per_layer:
+                prepared = kv_cache._prepared_for(size, src_layer_range, dst_layer_range, src_cache_offset, dst_cache_offset,
+                                                  tensor_num_per_layer)
             if prepared is not None:
                 prepared.pull(cache_key, batch_index)
                 return
         request = PullRequest(cache_key, kv_cache, batch_index, size, src_layer_range=src_layer_range,
                               dst_layer_range=dst_layer_range, src_cache_offset=src_cache_offset,
                               dst_cache_offset=dst_cache_offset, tensor_num_per_layer=tensor_num_per_layer)
-        if kv_cache._own is not None and len(kv_cache._prepared) < PREPARED_KEPT:
-            kv_cache._prepared[request.options] = self._prepare(request)
+        if kv_cache._own is not None:
+            kv_cache._keep_prepared(request.options, self._prepare(request))
         self._pull(request)
 
     def _prepare(self, request: PullRequest) -> PreparedPull:

@@ -39,7 +39,8 @@ def test_import_of_an_unbuilt_source_tree_says_what_to_do(tmp_path: Path) -> Non
     (tmp_path / "shmkv").mkdir()
     for source in (ROOT / "shmkv").glob("*.py"):
         shutil.copy(source, tmp_path / "shmkv")
-    done = run([sys.executable, "-c", "import shmkv"], tmp_path)
+    # Without site-packages: an editable install of the same name would lend its extensions to this tree.
+    done = run([sys.executable, "-S", "-c", "import shmkv"], tmp_path)
     last = done.stderr.splitlines()[-1]
     assert (done.returncode, done.stdout) == (1, "")
     assert last.startswith("ImportError: this is the source tree of shmkv, not built for this Python")
