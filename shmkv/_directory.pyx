@@ -98,8 +98,7 @@ cdef class Directory:
         `owner` (any object) stands in `owners` under the slot from then on, with no moment in between for a signal handler.
 
         `tensors`: a ShapeList, or one (offset, nbytes, outer, rows, inner, dtype) each, in bytes from the segment's start;
-        `published`: how many tensors of each row are readable at once. MemoryError or OSError when a table cannot grow; nothing is
-        recorded then.
+        `published`: tensors of a row readable at once. MemoryError or OSError, nothing recorded, when a table cannot grow.
         """
         cdef ShapeList shapes = tensors if isinstance(tensors, ShapeList) else ShapeList(tensors)
         cdef uint32_t count = shapes.count, lines

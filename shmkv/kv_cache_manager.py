@@ -33,12 +33,7 @@ from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
 from shmkv.keys import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
 from shmkv.kv_cache import KvCache, check_kv_cache, make_view
 from shmkv.link import Links
-from shmkv.pull_arguments import (
-    LastPull,
-    PullRequest,
-    check_device,
-    check_usable_key,
-)
+from shmkv.pull_arguments import LastPull, PullRequest, check_device, check_usable_key
 from shmkv.pull_failure import PullKey
 from shmkv.tensor import Tensor, TensorDesc
 from shmkv.types import CacheDesc, LLMRole, Placement

@@ -35,8 +35,9 @@ class Victim:
     def pull_all(self) -> list[Answer]:
         return self.d.batch(BATCH)
 
-    def check(self, answers: list[Answer]) -> None:
+    def assert_answered(self, answers: list[Answer]) -> None:
         """Each answer is an LLMException in time, or success."""
+        assert answers
         for answer in answers:
             assert answer.outcome == SUCCESS or "LLMException" in answer.kinds, answer.trace
             assert answer.ms < T_MS / 2, "no hang"
@@ -47,7 +48,7 @@ class Victim:
             self.d.call("unlink", ids=[1], force=True)
             assert self.d.call("link", ids=[1]) == [SUCCESS, [SUCCESS]]
 
-    def works(self) -> None:
+    def assert_works(self) -> None:
         self.mend(self.pull_all())
         self.d.call("canary", name="kv")
         answers = self.pull_all()
@@ -93,9 +94,9 @@ def test_fr_080_every_field_with_every_edge(namespace: Namespace, victim: Victim
             kept = found.get(struct, field)
             for value in EDGES:
                 found.put(struct, field, value)
-                victim.check(victim.pull_all())
+                victim.assert_answered(victim.pull_all())
             found.put(struct, field, kept)
-            victim.works()
+            victim.assert_works()
 
 
 def test_fr_080_random_records(namespace: Namespace, victim: Victim, rng: np.random.Generator,
@@ -108,13 +109,13 @@ def test_fr_080_random_records(namespace: Namespace, victim: Victim, rng: np.ran
             undo = [_scribble(found, rng, *places[int(rng.integers(len(places)))])
                     for _ in range(int(rng.integers(1, 4)))]
             answers = victim.pull_all()
-            victim.check(answers)
+            victim.assert_answered(answers)
             for offset, kept in reversed(undo):
                 found.bytes[offset:offset + len(kept)] = kept
             victim.mend(answers)
             if number % 200 == 0:
-                victim.works()
-    victim.works()
+                victim.assert_works()
+    victim.assert_works()
 
 
 def test_fr_080_random_segment_headers(namespace: Namespace, prompt: StartPeer, decoder: StartPeer,
@@ -171,4 +172,4 @@ def test_fr_080_hostile_members_and_headers_when_joining(namespace: Namespace, v
     joined = _init_answers(namespace, joiner, 5)
     assert joined.outcome == SUCCESS, joined.text
     assert joiner.call("link", ids=[1]) == [SUCCESS, [SUCCESS]], "and all is well when the damage is mended"
-    victim.works()
+    victim.assert_works()
