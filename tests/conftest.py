@@ -1,12 +1,15 @@
 """Fixtures of all tests: a namespace of their own, other processes in it, a cluster in this process."""
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from peer import Namespace, Peer, StartPeer
+
+from shmkv import life_file
 
 
 @pytest.fixture
@@ -17,6 +20,15 @@ def namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Names
     yield own
     complaints = own.close()
     assert not complaints, "\n".join(complaints)
+
+
+@pytest.fixture
+def name(namespace: Namespace) -> Iterator[str]:
+    """A name prefix; a member that a test left behind is made to leave."""
+    yield namespace.name
+    life = life_file._life_files.pop(namespace.name, None)
+    if life is not None:
+        os.close(life.fd)
 
 
 @pytest.fixture

@@ -204,6 +204,15 @@ class Pair:
         self.owner.close()
 
 
+def pair_with_keys(namespace: str, bytes_: Any) -> Pair:
+    """A pair with one cache of these bytes; each row is bound to request(row)."""
+    made = Pair(namespace)
+    source = made.add(bytes_)
+    for row in range(bytes_.shape[2]):
+        made.owner.directory.bind(source.slot, row, request(row))
+    return made
+
+
 def destination(num_tensors: int, outer: int, rows: int, inner: int, lead: int = 64) -> tuple[LocalCache, Any]:
     """A cache of this process in anonymous memory full of 0x5A: its handle and its bytes, canaries of `lead` bytes around
     each tensor not included."""

@@ -23,10 +23,7 @@ CONTENT = noise(SHAPE, seed=9)
 
 @pytest.fixture
 def pair(namespace: Namespace) -> Iterator[Pair]:
-    made = Pair(namespace.name)
-    source = made.add(CONTENT)
-    for row in range(SHAPE.rows):
-        made.owner.directory.bind(source.slot, row, request(row))
+    made = memory.pair_with_keys(namespace.name, CONTENT)
     yield made
     made.close()
 

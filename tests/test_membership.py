@@ -4,16 +4,14 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import memory
 import pytest
 from members import MEMBER, files, leave, namespace_of
-from peer import Namespace as Own
 from scripts import Script, run
 
-from shmkv import LLMException, life_file, membership, segment
+from shmkv import LLMException, membership, segment
 from shmkv.membership import Namespace
 
 SHM = Path(segment.SHM_DIR)
@@ -46,15 +44,6 @@ print(status, _life.own(namespace.life_fd, member.slot), [m.cluster_id for m in 
 with namespace.cold(20000):
     namespace.leave(member)
 """
-
-
-@pytest.fixture
-def name(namespace: Own) -> Iterator[str]:
-    """A name prefix; a member that a test left behind is made to leave."""
-    yield namespace.name
-    life = life_file._life_files.pop(namespace.name, None)
-    if life is not None:
-        os.close(life.fd)
 
 
 def touch(*names: str) -> None:

@@ -1,28 +1,16 @@
 """What happens to members when files of their namespace or their life bytes go missing."""
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from members import MEMBER, files, leave, namespace_of
-from peer import Namespace as Own
 from scripts import Script
 
-from shmkv import LLMException, _life, life_file, segment
+from shmkv import LLMException, _life, segment
 from shmkv.membership import Namespace
 
 SHM = Path(segment.SHM_DIR)
-
-
-@pytest.fixture
-def name(namespace: Own) -> Iterator[str]:
-    """A name prefix; a member that a test left behind is made to leave."""
-    yield namespace.name
-    life = life_file._life_files.pop(namespace.name, None)
-    if life is not None:
-        os.close(life.fd)
 
 
 def test_life_byte_that_a_close_dropped_is_taken_again(name: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -91,3 +91,27 @@ def private_shm(namespace: Namespace) -> Callable[[str], PrivateShm]:
     if os.geteuid() != 0:
         pytest.skip("needs root for a mount namespace")
     return lambda options: PrivateShm(namespace, f"mode=1777,{options}")
+
+
+@pytest.fixture
+def memory_cgroup(namespace: Namespace) -> Iterator[Callable[[Peer, int], None]]:
+    """memory_cgroup(peer, limit): the peer goes on in a new memory cgroup, limited to that many bytes."""
+    parent, limit_file = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
+    if not parent.is_dir():
+        parent, limit_file = Path("/sys/fs/cgroup"), "memory.max"
+    group = parent / namespace.name
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"needs a memory cgroup of its own: {error}")
+
+    def enter(peer: Peer, limit: int) -> None:
+        (group / limit_file).write_text(str(limit))
+        (group / "cgroup.procs").write_text(str(peer.pid))
+
+    try:
+        yield enter
+    finally:
+        for pid in (group / "cgroup.procs").read_text().split():
+            (parent / "cgroup.procs").write_text(pid)
+        group.rmdir()

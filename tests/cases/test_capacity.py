@@ -1,4 +1,4 @@
-"""Field cases FR-010 to FR-013: too little shared memory, pages that are not there, no /dev/shm at all."""
+"""Field cases FR-010 to FR-014: too little shared memory, pages that are not there, no /dev/shm at all, a memory limit."""
 from __future__ import annotations
 
 import os
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from agent_code import HEARD, LISTEN, enter_private_shm, mount_tmpfs
 from interposed import Interposer
-from peer import SHM, Namespace, StartPeer, by_id, req
+from peer import SHM, Namespace, Peer, StartPeer, by_id, req
 from reference import SUCCESS, geometry, pattern
 from shared_bytes import segments_of
 
@@ -111,3 +111,25 @@ def test_fr_013_too_small_for_a_cache(private_shm: PrivateShm, interposer: Inter
     assert answer.outcome == NO_MEMORY, "an explicit error"
     made = [call for call in interposer.calls() if call.creates and call.result >= 0]
     assert all(call.path.startswith("/dev/shm/") for call in made), "no file appears outside /dev/shm"
+
+
+def test_fr_014_a_memory_limit_is_an_answer_at_allocate(prompt: StartPeer, decoder: StartPeer,
+                                                        memory_cgroup: Callable[[Peer, int], None]) -> None:
+    p, d = prompt(1), decoder(2)
+    memory_cgroup(p, 64 * MIB)
+    first = p.call("allocate", **_of_bytes(48 * MIB))
+    answer = p.attempt("allocate", **{**_of_bytes(48 * MIB), "name": "more"})
+    assert answer.outcome == NO_MEMORY, "the second raises the out-of-memory status"
+    assert "cgroup" in answer.text, "it names what is short"
+    # In place: the limit leaves no room for a second copy of these bytes in P.
+    p.call("execute", code="tokens = agent.caches['kv'].tensors[0].numpy().reshape(48, 1 << 20)\n"
+                           "tokens[:] = np.arange(48, dtype=np.int8)[:, None]")
+    d.call("allocate", **_of_bytes(48 * MIB))
+    assert d.outcome("pull", key=by_id(1, first), name="kv") == SUCCESS, "no later write or read is killed"
+    arrived = d.call("execute", code="tokens = agent.caches['kv'].tensors[0].numpy().reshape(48, 1 << 20)\n"
+                                     "result = [[int(token.min()), int(token.max())] for token in tokens]")
+    assert arrived == [[number, number] for number in range(48)], "right bytes"
+    p.kill()
+    dead = d.attempt("pull", key=by_id(1, first), name="kv")
+    assert dead.outcome == "LLM_WAIT_PROCESS_TIMEOUT", "D sees the death of P"
+    assert dead.ms < 10000, "within half of its timeout"
