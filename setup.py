@@ -1,8 +1,9 @@
-"""The extensions of shmkv and three switches of their build; all else stands in pyproject.toml.
+"""The extensions of shmkv and four switches of their build; all else stands in pyproject.toml.
 
-SHMKV_DEBUG=1        no optimisation, full debug information, the macro SHMKV_DEBUG
-SHMKV_SANITIZE=LIST  the value goes to -fsanitize= (address,undefined or thread)
-SHMKV_COVERAGE=1     line tracing, for coverage of the .pyx files
+SHMKV_DEBUG=1         no optimisation, full debug information, the macro SHMKV_DEBUG
+SHMKV_SANITIZE=LIST   the value goes to -fsanitize= (address,undefined or thread)
+SHMKV_COVERAGE=1      line tracing, for coverage of the .pyx files
+SHMKV_CRASH_POINTS=1  named points at which a process stops or dies when told so (see _crash.pxd)
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ SOURCES = sorted(Path("shmkv").glob("*.pyx"))
 DEBUG = os.environ.get("SHMKV_DEBUG", "") not in ("", "0")
 SANITIZE = os.environ.get("SHMKV_SANITIZE", "")
 COVERAGE = os.environ.get("SHMKV_COVERAGE", "") not in ("", "0")
+CRASH_POINTS = os.environ.get("SHMKV_CRASH_POINTS", "") not in ("", "0")
 
 # Left out of -Wextra: what generated code does by nature (unused parameters of method tables and the like).
 COMPILE = [
@@ -42,6 +44,8 @@ MACROS: list[tuple[str, str | None]] = []
 
 if DEBUG:
     MACROS.append(("SHMKV_DEBUG", "1"))
+if CRASH_POINTS:
+    MACROS.append(("SHMKV_CRASH_POINTS", "1"))
 if SANITIZE:
     COMPILE += [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer"]
     LINK.append(f"-fsanitize={SANITIZE}")
