@@ -15,7 +15,8 @@ cdef extern from *:
     {
         kill(getpid(), stop ? SIGSTOP : SIGKILL);
     }
-    static const char *crash_variable(const char *name) { return CRASH_POINTS ? getenv(name) : NULL; }
+    static const char *crash_variable(const char *name)
+    { return CRASH_POINTS && getenv(name) != NULL ? getenv(name) : ""; }
     """
     void crash_now(bint stop) noexcept nogil
     const char* crash_variable(const char* name) noexcept nogil
@@ -55,5 +56,4 @@ def arm(str point, bint stop=False) -> None:
     store32_release(&left, int(number or "1") if name else 0)
 
 
-if crash_variable(b"SHMKV_CRASH_AT") != NULL:
-    arm(crash_variable(b"SHMKV_CRASH_AT").decode(), crash_variable(b"SHMKV_CRASH_HOW") == b"stop")
+arm(crash_variable(b"SHMKV_CRASH_AT").decode(), crash_variable(b"SHMKV_CRASH_HOW") == b"stop")
