@@ -8,6 +8,7 @@ from libc.stdlib cimport free, malloc
 
 from shmkv import _crew
 
+from shmkv._crash cimport crash_point
 from shmkv._crew cimport crew_limit, crew_run
 from shmkv._plan cimport Span, advance, seek
 
@@ -75,6 +76,7 @@ cdef int copy_share(void* context, uint64_t share) noexcept nogil:
     cdef Span span = seek(job.plan, at, &number)
     while True:
         step = min(min(span.src_left, span.dst_left), min(span.nbytes, end - at))
+        crash_point(b"copying")
         job.copy(job.dst + (at if job.mode == MOVE_GATHER else span.dst),
                  job.src + (at if job.mode == MOVE_SCATTER else span.src), step)
         at += step

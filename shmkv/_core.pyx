@@ -16,6 +16,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 from shmkv._copy cimport MOVE_DIRECT, MOVE_GATHER, MOVE_SCATTER, move
+from shmkv._crash cimport crash_point
 from shmkv._futex cimport add32_seq, add64_relaxed, load32_acquire, load32_seq, load64_acquire, now_ns, store64_relaxed, swap32_seq
 from shmkv._layout cimport (
     COUNT_BYTES,
@@ -136,6 +137,7 @@ cdef int pull_locked(Link* link, Local* dst, Request* want) noexcept nogil:
             looker.wait = &want.wait
             status = move(plan, segment.address, dst.base, MOVE_DIRECT, look_at_link, &looker)
         if status == 0:
+            crash_point(b"copied")
             want.nbytes = plan.nbytes
             status = finish(link, want, &found)
         if is_forked(link):
@@ -202,6 +204,7 @@ cdef int attach(Link* link, Request* want, const FoundRow* found, Attached** seg
         return -ENOMEM
     segment[0] = table_find(&link.segments, found.copy.segment_serial)
     if segment[0] == NULL:
+        crash_point(b"attaching")
         status = attach_segment(&link.segments, link.prefix, link.peer_incarnation, found.copy.segment_serial,
                                 found.copy.segment_nbytes, segment)
         if status == -ENOENT and look_at_memory(link) != 0:
@@ -232,6 +235,7 @@ cdef int finish(Link* link, Request* want, FoundRow* found) noexcept nogil:
     cdef int status = recheck(found, want.by_key)
     if status != 0:
         return status
+    crash_point(b"rechecked")
     store64_relaxed(&found.row.last_use_ns, want.wait.entered_ns)
     if not want.consumes or found.key_kind != KEY_REQUEST or word_state(found.row_word) != ROW_LIVE:
         return 0

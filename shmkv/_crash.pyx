@@ -3,8 +3,6 @@
 from libc.stdint cimport uint32_t
 from libc.string cimport memcpy, memset, strcmp
 
-from shmkv._futex cimport add32_seq, load32_acquire, store32_release
-
 cdef extern from *:
     """
     #include <signal.h>
@@ -15,10 +13,16 @@ cdef extern from *:
     {
         kill(getpid(), stop ? SIGSTOP : SIGKILL);
     }
+    static void left_set(uint32_t *left, uint32_t n) { __atomic_store_n(left, n, __ATOMIC_RELEASE); }
+    /* Is this the last of the passes that were left? */
+    static int left_last(uint32_t *left)
+    { return __atomic_load_n(left, __ATOMIC_ACQUIRE) && __atomic_sub_fetch(left, 1, __ATOMIC_ACQ_REL) == 0; }
     static const char *crash_variable(const char *name)
     { return CRASH_POINTS && getenv(name) != NULL ? getenv(name) : ""; }
     """
     void crash_now(bint stop) noexcept nogil
+    void left_set(uint32_t* left, uint32_t n) noexcept nogil
+    bint left_last(uint32_t* left) noexcept nogil
     const char* crash_variable(const char* name) noexcept nogil
 
 cdef char armed[64]                 # the point's name; "" = none
@@ -27,7 +31,7 @@ cdef bint stops = False
 
 
 cdef void crash_reached(const char* point) noexcept nogil:
-    if load32_acquire(&left) and strcmp(point, armed) == 0 and add32_seq(&left, <uint32_t>-1) == 0:
+    if strcmp(point, armed) == 0 and left_last(&left):
         crash_now(stops)
 
 
@@ -49,11 +53,11 @@ def arm(str point, bint stop=False) -> None:
     cdef bytes name = spelled.encode()
     if not (number or "1").isdigit() or int(number or "1") < 1 or len(name) >= sizeof(armed):
         raise ValueError(f"a crash point is written <point>[:<n>], n from 1 on, not {point!r}")
-    store32_release(&left, 0)
+    left_set(&left, 0)
     memset(armed, 0, sizeof(armed))
     memcpy(armed, <const char*>name, len(name))
     stops = stop
-    store32_release(&left, int(number or "1") if name else 0)
+    left_set(&left, int(number or "1") if name else 0)
 
 
 arm(crash_variable(b"SHMKV_CRASH_AT").decode(), crash_variable(b"SHMKV_CRASH_HOW") == b"stop")

@@ -3,7 +3,6 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from shmkv._index cimport KeyIndex
 from shmkv._layout cimport CacheRecord, RowRecord
-from shmkv._lookup cimport Key
 from shmkv._mapping cimport Region
 from shmkv._plan cimport ShapeList
 from shmkv._tables cimport Tables
@@ -37,5 +36,4 @@ cdef class Directory:
     cdef RowRecord* row_of(self, uint32_t slot, uint32_t batch_index) except NULL
     cdef CacheRecord private_record(self, uint32_t slot)
     cdef int end_key(self, uint32_t slot, uint32_t batch_index, uint32_t state) except -1
-    cdef void remember(self, const Key* key, uint32_t why)
     cdef void key_changed(self)

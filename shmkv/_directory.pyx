@@ -5,11 +5,10 @@ Every method runs under the owner's manager lock; readers in other processes tak
 what keeps them right. The names of the transitions are those of `tests/model.py`. Knows nothing of segments' life or of links'
 making; memory behind a growing table comes from the `reserve` callable it was given.
 """
-import time
-
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
+from shmkv._crash cimport crash_point
 from shmkv._futex cimport (
     add32_seq,
     exchange32_seq,
@@ -26,7 +25,7 @@ from shmkv._futex cimport (
 )
 from shmkv._layout cimport *
 from shmkv._index cimport KeyIndex
-from shmkv._link_record cimport names, side_lives
+from shmkv._link_record cimport is_named
 from shmkv._lookup cimport (
     FIND_NEVER,
     FoundRow,
@@ -41,6 +40,7 @@ from shmkv._lookup cimport (
 )
 from shmkv._mapping cimport write_segment_header
 from shmkv._plan cimport Shape, ShapeList
+from shmkv._rings cimport note_ended, note_unlinked
 from shmkv._tables cimport Tables
 
 cdef Key to_key(tuple words):
@@ -84,6 +84,7 @@ cdef class Directory:
         header.header.header_nbytes = sizeof(DirectoryHeader)
         header.header.nbytes = DIRECTORY_NBYTES
         header.header.incarnation = incarnation
+        crash_point(b"directory-header")
         store32_release(&header.header.version, LAYOUT_VERSION)      # publish: header
 
     def __dealloc__(self):
@@ -128,6 +129,7 @@ cdef class Directory:
         cache.first_row = first_row
         cache.first_coverage = first_line
         cache.coverage_lines = lines
+        crash_point(b"cache-live")
         exchange64_seq(&cache.word, make_word(generation, CACHE_LIVE))
         self.index.insert(id_hash(cache_id), first_row)
         self.owners[slot] = owner
@@ -147,6 +149,7 @@ cdef class Directory:
         """An unbound row; the generation goes on where the record's last user left it."""
         cdef RowRecord* row = row_at(self.base, index)
         exchange64_seq(&row.word, make_word(word_generation(row.word) + 1, ROW_UNBOUND))
+        crash_point(b"row-filling")
         row.key_kind = KEY_NONE
         row.cache_slot = slot
         row.batch_index = batch_index
@@ -155,14 +158,18 @@ cdef class Directory:
     def retire(self, uint32_t slot):
         """LIVE -> RETIRED: no reader can pin the cache any more; look at `pinned` before its memory is used again."""
         self.check_slot(slot)
+        crash_point(b"retiring")
         exchange64_seq(&cache_at(self.base, slot).word, make_word(self.own[slot].generation, CACHE_RETIRED))
+        crash_point(b"retired")
 
     def release(self, uint32_t slot):
         """RETIRED -> FREE: give the records back. The caller has seen that nothing pins the cache."""
         self.check_slot(slot)
         cdef OwnRecord own = self.own[slot]
         self.index.remove(id_hash(own.cache_id), own.first_row)
+        crash_point(b"freeing")
         exchange64_seq(&cache_at(self.base, slot).word, make_word(own.generation, CACHE_FREE))
+        crash_point(b"freed")
         self.own[slot].generation = 0
         self.owners.pop(slot, None)
         self.tables.give((slot, own.first_tensor, own.first_row, own.first_coverage),
@@ -192,17 +199,7 @@ cdef class Directory:
     def pinned(self, uint64_t generation, int life_fd, Region members, initiated):
         """Does a living reader name this cache? `initiated`: (directory, slot) of the link records that this cluster made in
         other directories. Scans what stands in shared memory and keeps no count that a killed reader could leave wrong."""
-        cdef uint32_t slot, count = min(load32_acquire(&directory_header(self.base).links_reserved), LINKS_MAX)
-        cdef LinkSide* side
-        for slot in range(count):
-            side = &link_at(self.base, slot).sides[SIDE_INITIATOR]
-            if names(side, generation) and side_lives(side, life_fd, members.address):
-                return True
-        for directory, slot in initiated:
-            side = &link_at((<Region?>directory).address, slot).sides[SIDE_ACCEPTOR]
-            if names(side, generation) and side_lives(side, life_fd, members.address):
-                return True
-        return False
+        return is_named(self.region, generation, life_fd, members, initiated)
 
     # -- keys -------------------------------------------------------------------------------------------------------
 
@@ -243,6 +240,7 @@ cdef class Directory:
         generation = word_generation(row.word) + 1
         # Between the two exchanges the word differs from every older one, so a reader's copy of the key cannot be torn.
         exchange64_seq(&row.word, make_word(generation, ROW_UNBOUND))
+        crash_point(b"key-unbound")
         fence_release()
         for i in range(own.coverage_lines * WORDS_PER_LINE):
             store64_release(&words_of_row[i], generation << 32)
@@ -250,6 +248,7 @@ cdef class Directory:
         row.key_kind = key.kind
         if published is not None:
             exchange32_seq(&row.progress, published)
+        crash_point(b"key-live")
         exchange64_seq(&row.word, make_word(generation, ROW_LIVE))
         self.index.insert(key_hash(&key), own.first_row + batch_index)
         self.key_changed()
@@ -260,6 +259,7 @@ cdef class Directory:
         cdef RowRecord* row = self.row_of(slot, batch_index)
         self.end_key(slot, batch_index, ROW_REMOVED)
         exchange32_seq(&row.progress, 0)
+        crash_point(b"unbinding")
         exchange64_seq(&row.word, make_word(word_generation(row.word) + 1, ROW_UNBOUND))
         self.key_changed()
 
@@ -279,23 +279,16 @@ cdef class Directory:
             return 0
         if word_state(seen) == ROW_LIVE:
             swap64_seq(&row.word, seen, make_word(word_generation(seen), state))
+            crash_point(b"key-ended")
             seen = load64_seq(&row.word)
         memcpy(key.words, row.key, sizeof(key.words))
         key.kind = row.key_kind
-        self.remember(&key, word_state(seen))
+        note_ended(self.base, &key, word_state(seen))
         self.index.remove(key_hash(&key), self.own[slot].first_row + batch_index)
         out = ROW_CONSUMED_OUT if word_state(seen) == ROW_CONSUMED else ROW_REMOVED_OUT
+        crash_point(b"key-out")
         exchange64_seq(&row.word, make_word(word_generation(seen), out))
         return 0
-
-    cdef void remember(self, const Key* key, uint32_t why):
-        cdef DirectoryHeader* header = directory_header(self.base)
-        cdef EndedKey* ended = ended_at(self.base, header.ended_count)
-        memcpy(ended.key, key.words, sizeof(key.words))
-        ended.key_kind = key.kind
-        ended.why = why
-        ended.when_ns = time.time_ns()
-        store64_release(&header.ended_count, header.ended_count + 1)
 
     cdef void key_changed(self):
         """Whoever sleeps on the directory's keys looks again; a wake only if somebody does."""
@@ -319,6 +312,7 @@ cdef class Directory:
                 continue
             if word_state(word) == ROW_LIVE and row.key_kind == KEY_REQUEST \
                     and is_full(self.base, &record, batch_index, word_generation(word)):
+                crash_point(b"settling")
                 swap64_seq(&row.word, word, make_word(word_generation(word), ROW_CONSUMED))
             if word_state(load64_seq(&row.word)) == ROW_LIVE:
                 living += 1
@@ -329,7 +323,9 @@ cdef class Directory:
     def publish(self, uint32_t slot, uint32_t batch_index, uint32_t tensors):
         """The first `tensors` tensors of a row hold their bytes; waiters are woken if there are any."""
         cdef RowRecord* row = self.row_of(slot, batch_index)
+        crash_point(b"publishing")
         exchange32_seq(&row.progress, tensors)          # publish: progress; before the look at the waiters
+        crash_point(b"published")
         if load32_seq(&row.progress_waiters):
             futex_wake_all(&row.progress, True)
         self.key_changed()
@@ -387,9 +383,7 @@ cdef class Directory:
 
     def note_unlinked(self, uint64_t serial):
         """A segment's name is gone: readers that still map it let it go at their next call."""
-        cdef DirectoryHeader* header = directory_header(self.base)
-        unlinked_at(self.base, header.segments_unlinked)[0] = serial
-        store64_release(&header.segments_unlinked, header.segments_unlinked + 1)
+        note_unlinked(self.base, serial)
 
     def set_role(self, uint32_t role):
         """The role that linkers ask for."""
@@ -397,4 +391,5 @@ cdef class Directory:
 
     def close(self):
         """Say goodbye: every link to this directory is over."""
+        crash_point(b"directory-closing")
         store32_release(&directory_header(self.base).state, DIRECTORY_CLOSED)

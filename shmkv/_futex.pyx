@@ -15,6 +15,8 @@ All transitions are seq_cst compare-and-swaps: they order the copy between them 
 """
 from libc.errno cimport EAGAIN, EBADMSG, EBUSY, EINTR, ETIMEDOUT
 
+from shmkv._crash cimport crash_point
+
 
 cdef int word_try(uint32_t* word, uint32_t side, int64_t retake_ns) noexcept nogil:
     """Take the word if that needs no wait: 0, -EBUSY or -EBADMSG (a value that nobody writes)."""
@@ -33,6 +35,7 @@ cdef int word_try(uint32_t* word, uint32_t side, int64_t retake_ns) noexcept nog
             return -EBUSY
         else:
             return -EBADMSG
+        crash_point(b"word-taking")
         if swap32_seq(word, seen, (WORD_HELD + side) | kept):
             return 0
 
@@ -54,11 +57,13 @@ cdef int word_wait_slice(uint32_t* word, uint32_t side, int64_t until_ns, int64_
         if holder == WORD_FREE or holder == WORD_OFFERED + side:
             continue
         if not seen & WORD_WAITERS:
+            crash_point(b"word-marking")
             if not swap32_seq(word, seen, seen | WORD_WAITERS):
                 continue
             seen |= WORD_WAITERS
         if holder == WORD_OFFERED + (side ^ 1) and retake_ns < slice_end:
             slice_end = retake_ns
+        crash_point(b"word-waiting")
         status = futex_wait_until(word, seen, slice_end, True)
         if status == -EINTR:
             return status
@@ -74,6 +79,7 @@ cdef int64_t word_give_up(uint32_t* word, uint32_t side, int64_t retake_ns) noex
     while True:
         seen = load32_acquire(word)
         holder = seen & ~<uint32_t>WORD_WAITERS
+        crash_point(b"word-giving-up")
         if holder == WORD_OFFERED + side:
             if swap32_seq(word, seen, (WORD_HELD + side) | (seen & WORD_WAITERS)):
                 return word_release(word, side)
@@ -92,6 +98,7 @@ cdef int64_t word_release(uint32_t* word, uint32_t side) noexcept nogil:
             if swap32_seq(word, seen, WORD_FREE):
                 return 0
         elif swap32_seq(word, seen, WORD_OFFERED + (side ^ 1)):
+            crash_point(b"word-offered")
             futex_wake_all(word, True)
             return now_ns() + SLICE_NS
 

@@ -6,6 +6,7 @@ another part of the sparse directory and switching one word, so a reader walks e
 """
 from libc.string cimport memcpy, memset
 
+from shmkv._crash cimport crash_point
 from shmkv._futex cimport exchange64_seq, load32_acquire, store64_release
 from shmkv._layout cimport (
     CACHES_MAX,
@@ -58,6 +59,7 @@ cdef class KeyIndex:
             if <uint32_t>entries[i] < 2:
                 self.used += <uint32_t>entries[i] == 0
                 self.living += 1
+                crash_point(b"index-inserting")
                 store64_release(&entries[i], make_entry(hashed, row))
                 return 0
         raise RuntimeError("another process has overwritten the key index of this cluster's directory")
@@ -69,6 +71,7 @@ cdef class KeyIndex:
         for step in range(mask + 1):
             i = (<uint32_t>hashed + step) & mask
             if entries[i] == make_entry(hashed, row):
+                crash_point(b"index-removing")
                 store64_release(&entries[i], 1)         # a tombstone: probing goes on behind it
                 self.living -= 1
                 return
@@ -90,6 +93,7 @@ cdef class KeyIndex:
         memset(entries, 0, 8 << next_log2)
         self.refill(index_part(self.base, log2, part), log2, entries, next_log2)
         self.word = ((self.word >> 16) + 1) << 16 | (part ^ 1) << 8 | next_log2
+        crash_point(b"index-switching")
         exchange64_seq(&directory_header(self.base).index_word, self.word)
         self.old_parts = [old for old in self.old_parts if old != (next_log2, part ^ 1)] + [(log2, part)]
         return 0

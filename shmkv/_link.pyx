@@ -11,6 +11,7 @@ import threading
 from cpython.pythread cimport PyThread_get_thread_ident
 from libc.errno cimport EBADMSG, EBUSY, EINTR
 
+from shmkv._crash cimport crash_point
 from shmkv._futex cimport (
     Waiter,
     add32_seq,
@@ -206,6 +207,7 @@ cdef int link_enter(Link* link, Patience* wait) noexcept nogil:
         if status == 0:
             status = take_word(link, wait)
         if status == 0:
+            crash_point(b"word-taken")
             return 0
         if status != LINK_FORKED:
             queue_leave(&link.queue)
@@ -219,7 +221,9 @@ cdef void link_leave(Link* link) noexcept nogil:
     if is_forked(link):
         thread_set_inside(False)
         return
+    crash_point(b"word-releasing")
     link.retake_ns = word_release(&link.record.word, link.side)
+    crash_point(b"word-released")
     queue_leave(&link.queue)
     add32_seq(&link.users, <uint32_t>-1)
     thread_set_inside(False)
@@ -379,6 +383,7 @@ cdef class LinkHandle:
         cdef Link* link = &self.link
         if link.epoch == process_epoch() and word_generation(load64_seq(&link.record.state)) == link.serial:
             store64_release(&link.mine.hazard, 0)
+            crash_point(b"own-side-closing")
             store32_release(&link.mine.open, SIDE_CLOSED)
 
 

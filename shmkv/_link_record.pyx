@@ -8,6 +8,7 @@ pulled from never touches the record.
 """
 from libc.string cimport memset
 
+from shmkv._crash cimport crash_point
 from shmkv._futex cimport (
     add64_relaxed,
     load32_acquire,
@@ -75,6 +76,22 @@ cdef bint names(const LinkSide* side, uint64_t generation) noexcept nogil:
     return False
 
 
+cdef bint is_named(Region directory, uint64_t generation, int life_fd, Region members, initiated) except -1:
+    """Does a living cluster's side name this cache: in any record of its owner's directory, or in one of the `initiated`
+    (directory, slot) records that the owner made in other directories?"""
+    cdef uint32_t slot
+    cdef LinkSide* side
+    for slot in range(links_reserved(directory)):
+        side = &link_at(directory.address, slot).sides[SIDE_INITIATOR]
+        if names(side, generation) and side_lives(side, life_fd, members.address):
+            return True
+    for other, slot in initiated:
+        side = &link_at((<Region?>other).address, slot).sides[SIDE_ACCEPTOR]
+        if names(side, generation) and side_lives(side, life_fd, members.address):
+            return True
+    return False
+
+
 cdef bint is_idle(const LinkSide* side) noexcept nogil:
     """No hazard and no lease at all."""
     cdef uint32_t i
@@ -90,6 +107,7 @@ cdef bint end_link(LinkRecord* link, uint64_t seen, uint32_t state) noexcept nog
     """LIVE -> BROKEN or REMOVED, from exactly the state that was seen."""
     if word_state(seen) != LINK_LIVE:
         return False
+    crash_point(b"link-ending")
     return swap64_seq(&link.state, seen, make_word(word_generation(seen), state))
 
 
@@ -98,7 +116,9 @@ cdef bint close_dead_side(LinkSide* side, int life_fd, char* members) noexcept n
     if side_lives(side, life_fd, members):
         return load32_acquire(&side.open) == SIDE_CLOSED and is_idle(side)
     memset(side.leases, 0, sizeof(side.leases))
+    crash_point(b"side-clearing")
     store64_release(&side.hazard, 0)
+    crash_point(b"side-closing")
     store32_release(&side.open, SIDE_CLOSED)
     return True
 
@@ -113,6 +133,7 @@ def reserve_more(Region directory, reserve):
     cdef uint32_t have = links_reserved(directory)
     cdef uint32_t target = min(have * 2, LINKS_MAX)
     reserve(LINKS_OFFSET + <uint64_t>have * sizeof(LinkRecord), (target - have) * sizeof(LinkRecord))
+    crash_point(b"links-growing")
     store32_release(&directory_header(directory.address).links_reserved, target)
 
 
@@ -136,6 +157,7 @@ def claim(Region directory, int life_fd, Region members, sides, list claimed=Non
             if claimed is not None:
                 claimed.append(slot)
             # Its last user may have died between its last mark and its swap: the owner looks at all rows again.
+            crash_point(b"linked")
             add64_relaxed(&directory_header(directory.address).reaped_count, 1)
             return slot
     return None
@@ -146,14 +168,18 @@ cdef start(LinkRecord* link, sides):
     cdef uint64_t serial = word_generation(load64_seq(&link.state)) + 1
     cdef LinkSide* side
     cdef int i
+    crash_point(b"link-starting")
     store64_release(&link.state, make_word(serial, LINK_FREE))
+    crash_point(b"link-filling")
     link.word = 0
     for i in range(2):
         side = &link.sides[i]
         memset(side.counters, 0, sizeof(side.counters))
         side.slot, side.incarnation, side.cluster_id = sides[i]
         # After the incarnation: a crash in between leaves a closed side, never an open one of nobody.
+        crash_point(b"side-opening")
         store32_release(&side.open, SIDE_OPEN if i == SIDE_INITIATOR else SIDE_CLOSED)
+    crash_point(b"link-live")
     store64_release(&link.state, make_word(serial, LINK_LIVE))
 
 
@@ -161,6 +187,7 @@ def abandon(Region directory, uint32_t slot):
     """Undo a claim whose link could not be used."""
     cdef LinkRecord* link = link_at(directory.address, slot)
     end_link(link, load64_seq(&link.state), LINK_REMOVED)
+    crash_point(b"link-abandoning")
     store32_release(&link.sides[SIDE_INITIATOR].open, SIDE_CLOSED)
 
 

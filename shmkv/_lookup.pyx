@@ -6,6 +6,7 @@ A miss is final only if the index word is the same before and after.
 """
 from libc.string cimport memcpy
 
+from shmkv._crash cimport crash_point
 from shmkv._futex cimport (
     add32_relaxed,
     exchange64_seq,
@@ -199,6 +200,7 @@ cdef int find_row(char* base, int64_t cache_id, uint32_t batch_index, FoundRow* 
 cdef bint pin(LinkSide* side, FoundRow* found) noexcept nogil:
     """Set the hazard, then look again: True if nothing changed meanwhile and the cache stays until unpin."""
     exchange64_seq(&side.hazard, word_generation(found.cache_word))
+    crash_point(b"hazard-set")
     if load64_seq(&found.cache.word) == found.cache_word and load64_seq(&found.row.word) == found.row_word:
         return True
     unpin(side)
@@ -207,6 +209,7 @@ cdef bint pin(LinkSide* side, FoundRow* found) noexcept nogil:
 
 cdef void unpin(LinkSide* side) noexcept nogil:
     """Clear the hazard, after the last load of the cache's bytes."""
+    crash_point(b"unpinning")
     store64_release(&side.hazard, 0)
 
 
@@ -261,6 +264,7 @@ cdef bint cover(char* base, FoundRow* found, uint32_t first, uint32_t count) noe
             seen = load64_seq(&words[number])
             if seen & 0xFFFFFFFF00000000ULL != tag:
                 return False
+            crash_point(b"covering")
             if seen & bits == bits or swap64_seq(&words[number], seen, seen | bits):
                 break
     return True
@@ -278,8 +282,10 @@ cdef bint is_full(char* base, const CacheRecord* cache, uint32_t batch_index, ui
 
 cdef bint consume(FoundRow* found) noexcept nogil:
     """LIVE -> CONSUMED, once; True for the one who did it."""
+    crash_point(b"consuming")
     if not swap64_seq(&found.row.word, found.row_word, make_word(word_generation(found.row_word), ROW_CONSUMED)):
         return False
+    crash_point(b"consumed")
     add32_relaxed(&found.cache.consumed, 1)
     return True
 

@@ -11,6 +11,7 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
+from shmkv._crash cimport crash_point
 from shmkv._layout cimport MAGIC_SEGMENT, LAYOUT_VERSION, Header, SegmentHeader, layout_fingerprint
 from shmkv._futex cimport load32_acquire, load64_acquire, store32_release, store64_release
 
@@ -215,6 +216,7 @@ cdef int table_drop(AttachedTable* table, uint64_t serial) noexcept nogil:
 cdef void write_segment_header(Region region, uint64_t incarnation, uint64_t serial, uint64_t generation):
     """Say whose segment this is and which cache lives in it; a kept segment gets another generation."""
     cdef SegmentHeader* header = <SegmentHeader*>region.address
+    crash_point(b"segment-naming")
     store64_release(&header.generation, generation)
     if header.header.version:
         return
@@ -224,6 +226,7 @@ cdef void write_segment_header(Region region, uint64_t incarnation, uint64_t ser
     header.header.nbytes = region.nbytes
     header.header.incarnation = incarnation
     header.header.serial = serial
+    crash_point(b"segment-header")
     store32_release(&header.header.version, LAYOUT_VERSION)      # publish: header
 
 

@@ -3,6 +3,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
+from shmkv._crash cimport crash_point
 from shmkv._futex cimport load32_acquire, load64_acquire, store32_release, store64_release
 from shmkv._layout cimport *
 from shmkv._mapping cimport Region
@@ -17,6 +18,7 @@ def create(Region region) -> None:
     header.header.fingerprint = layout_fingerprint()
     header.header.header_nbytes = sizeof(MembersHeader)
     header.header.nbytes = region.nbytes
+    crash_point(b"members-header")
     store32_release(&header.header.version, LAYOUT_VERSION)          # publish: header
 
 
@@ -69,6 +71,7 @@ def write(Region region, uint32_t slot, *, uint64_t incarnation, uint64_t cluste
     """Overwrite a record; the incarnation makes it valid, last."""
     cdef MemberRecord* member = member_at(region.address, slot)
     store64_release(&member.incarnation, 0)
+    crash_point(b"member-filling")
     member.cluster_id = cluster_id
     member.pid = pid
     member.role = role
@@ -76,11 +79,14 @@ def write(Region region, uint32_t slot, *, uint64_t incarnation, uint64_t cluste
     member.layout_version = LAYOUT_VERSION
     memset(member.directory, 0, sizeof(member.directory))
     memcpy(member.directory, <const char*>directory, min(<size_t>len(directory), sizeof(member.directory) - 1))
+    crash_point(b"member-recording")
     store64_release(&member.incarnation, incarnation)
+    crash_point(b"member-recorded")
 
 
 def clear(Region region, uint32_t slot) -> None:
     """Free a record."""
+    crash_point(b"member-clearing")
     store64_release(&member_at(region.address, slot).incarnation, 0)
 
 

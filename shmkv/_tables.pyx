@@ -3,6 +3,7 @@
 
 Knows no meaning of a record. The counts in the directory's header are for readers; the owner goes by its own.
 """
+from shmkv._crash cimport crash_point
 from shmkv._futex cimport store32_release
 from shmkv._layout cimport *
 from shmkv._mapping cimport Region
@@ -42,6 +43,7 @@ cdef class Tables:
             return 0
         self.reserve(offsets[table] + have * record_nbytes[table], (target - have) * record_nbytes[table])
         self.reserved[table] = <uint32_t>target
+        crash_point(b"table-growing")
         store32_release(shown_count(self.base, table), <uint32_t>target)
         return 0
 

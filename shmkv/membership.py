@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from shmkv import _life, _members, segment
+from shmkv import _crash, _life, _members, segment
 from shmkv._cold import ColdLock
 from shmkv._layout import MEMBERS_LIMIT, MEMBERS_SIZE, VERSION
 from shmkv._mapping import Region
@@ -192,6 +192,7 @@ class Namespace:
         try:
             self.life.held.add(slot)
             if _life.hold(self.life.fd, slot):
+                _crash.reach("life-held")
                 return self._write(slot, cluster_id, role)
         except BaseException:
             _life.drop(self.life.fd, slot)
@@ -211,15 +212,18 @@ class Namespace:
     def leave(self, member: Member) -> None:
         """Remove what the member named, its record and its life byte; the last one removes the namespace's files. A record that
         went to somebody else meanwhile, and files that others made where ours were removed, are left alone."""
+        _crash.reach("leaving")
         self._remove_named(member.incarnation)
         if self._is_recorded(member):
             _members.clear(self.table, member.slot)
+        _crash.reach("life-dropping")
         _life.drop(self.life.fd, member.slot)
         self.life.held.discard(member.slot)
         if self.life.held or _life.anybody(self.life.fd):
             return
         if same_file(self.life.fd, life_name(self.name)):
             _remove_all(self.name)
+            _crash.reach("leaving-last")
             segment.unlink(life_name(self.name))
         elif self._table_file == identity_of_name(table_name(self.name)):
             segment.unlink(table_name(self.name))       # somebody removed the life file only
@@ -257,6 +261,7 @@ class Namespace:
             if not self.lives(member):
                 removed += self._remove_named(member.incarnation, dry=dry)
                 if not dry:
+                    _crash.reach("sweeping")
                     _members.clear(self.table, member.slot)
         if removed and not dry:
             nbytes = sum(size for _, size in removed)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import posix_ipc
 
+from shmkv import _crash
 from shmkv._layout import SEGMENT_DATA
 from shmkv._mapping import Region
 
@@ -41,8 +42,10 @@ def create(name: str, nbytes: int, reserved: int) -> int:
     except posix_ipc.PermissionsError as error:
         raise PermissionError(errno.EACCES, f"cannot create {SHM_DIR}/{name}: {error}") from error
     try:
+        _crash.reach("created")
         os.fchmod(fd, 0o600)        # whatever the umask took away
         os.ftruncate(fd, nbytes)
+        _crash.reach("sized")
         reserve(fd, 0, reserved)
     except BaseException:
         os.close(fd)
@@ -57,6 +60,7 @@ def reserve(fd: int, offset: int, nbytes: int) -> None:
     for begin in range(offset, offset + nbytes, RESERVE_STEP):
         step = min(RESERVE_STEP, offset + nbytes - begin)
         try:
+            _crash.reach("reserving")
             os.posix_fallocate(fd, begin, step)
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
@@ -124,6 +128,7 @@ def _limit_left(folder: Path, limit: str, usage: str) -> int | None:
 
 def unlink(name: str) -> None:
     """Take a name away. Already gone is no error; what cannot be removed is logged and stays."""
+    _crash.reach("unlinking")
     try:
         posix_ipc.unlink_shared_memory("/" + name)
     except posix_ipc.ExistentialError:
@@ -198,6 +203,7 @@ class SegmentPool:
         if fitting:
             segment = min(fitting, key=lambda kept: kept.nbytes)
             self._kept.remove(segment)
+            _crash.reach("reusing")
             return segment, False
         make_room(wanted)
         try:
@@ -229,6 +235,7 @@ class SegmentPool:
         Returns the bytes that the system has back."""
         if segment.region.exports == 0 and self.kept_nbytes + segment.nbytes <= self._limit:
             self._kept.append(segment)
+            _crash.reach("recycled")
             return 0
         return self._drop(segment)
 
@@ -238,6 +245,7 @@ class SegmentPool:
 
     def _drop(self, segment: Segment) -> int:
         unlink(segment.name)
+        _crash.reach("unlinked")
         self.made_nbytes -= segment.nbytes
         self._on_unlink(segment.serial)
         return segment.nbytes

@@ -166,6 +166,27 @@ class Peer:
     def cont(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
+    def wait_stopped_or_dead(self) -> bool:
+        """True once the process stands still (a crash point that stops), False once it died by SIGKILL."""
+        deadline = time.monotonic() + WATCHDOG_S
+        while time.monotonic() < deadline:
+            found = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG)
+            if found is None:
+                time.sleep(0.001)           # waitid has no deadline of its own
+                continue
+            if found.si_code == os.CLD_STOPPED:
+                return True
+            self._reap()
+            self._namespace.somebody_died = True
+            assert self._process.returncode == -signal.SIGKILL, self._stderr.read_text()
+            return False
+        return bool(self._abort("neither stopped nor died"))
+
+    @property
+    def is_alive(self) -> bool:
+        """Not reaped yet: running or stopped."""
+        return not self._closed
+
     def close(self) -> None:
         """Let the program end by itself; it must exit with 0 and without a word on stderr."""
         if self._closed:

@@ -1,0 +1,1 @@
+"""The two rings of a directory have no names for Python."""

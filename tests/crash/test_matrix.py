@@ -1,0 +1,132 @@
+"""Who dies, where, and what must hold afterwards: every row of the matrix in docs/reliability.md, in four ways."""
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import builds
+import pytest
+from crash.house import DECODERS, NOT_EXIST, PATIENCE_MS, PROMPTS, TIMED_OUT, House
+from crash.matrix import GONE, GONE_LATER, STAYS, Row, rows
+from crash.scenarios import SCENARIOS, Pull, Scenario
+from peer import Namespace
+from reference import SUCCESS
+
+pytestmark = [pytest.mark.timeout(600)]     # the first one waits for a build
+ROWS = rows()
+EACH_ROW = pytest.mark.parametrize("row", ROWS, ids=str)
+SURVIVABLE = {SUCCESS, TIMED_OUT}
+DEADLINE_S = 60
+
+
+@pytest.fixture(scope="module")
+def crash_build() -> Path:
+    return builds.build("crash")
+
+
+@pytest.fixture
+def scenario(row: Row, namespace: Namespace, crash_build: Path) -> Iterator[Scenario]:
+    """The house as it is right before the actor's call."""
+    kind = SCENARIOS[row.call]
+    house = House(namespace, {**builds.environment("crash", crash_build), **kind.env})
+    made = kind(house)
+    made.prepare()
+    yield made
+    house.restart()
+    house.assert_nothing_kept()
+    house.assert_no_leftovers()
+
+
+def arm(scenario: Scenario, row: Row, *, stop: bool) -> None:
+    scenario.peer.call("execute", code=f"from shmkv import _crash\n_crash.arm({row.point!r}, {stop})")
+
+
+def stop_at(scenario: Scenario, row: Row) -> None:
+    """The actor stands at the point."""
+    arm(scenario, row, stop=True)
+    scenario.act()
+    assert scenario.peer.wait_stopped_or_dead()
+
+
+@EACH_ROW
+def test_the_actor_dies(row: Row, scenario: Scenario) -> None:
+    house = scenario.house
+    arm(scenario, row, stop=False)
+    scenario.act()
+    assert not scenario.peer.wait_stopped_or_dead()
+    scenario.others_are_freed()
+    if isinstance(scenario, Pull):
+        if row.afterwards == GONE_LATER:
+            scenario.let_owner_look()
+        answer = house.pull(3, 1, scenario.number)
+        assert answer.outcome == {STAYS: SUCCESS, GONE: NOT_EXIST, GONE_LATER: NOT_EXIST}[row.afterwards], answer.trace
+        if row.afterwards == STAYS:
+            house.assert_right(3, scenario.number)
+        scenario.assert_memory_is_free()
+    else:
+        scenario.forget_links()
+    house.judge()
+
+
+@EACH_ROW
+def test_the_other_dies(row: Row, scenario: Scenario) -> None:
+    if scenario.other not in scenario.house.peers:
+        assert row.call in ("first init", "last finalize")      # nobody else is there
+        return
+    stop_at(scenario, row)
+    scenario.house.peers[scenario.other].kill()
+    began = time.monotonic()
+    scenario.peer.cont()
+    answer = scenario.peer.receive()
+    assert answer.outcome in SURVIVABLE, answer.trace
+    assert time.monotonic() - began < PATIENCE_MS / 2000
+    scenario.is_done()
+    scenario.forget_links()
+    scenario.house.judge()
+
+
+@EACH_ROW
+def test_all_die(row: Row, scenario: Scenario, crash_build: Path) -> None:
+    house = scenario.house
+    stop_at(scenario, row)
+    for peer in house.namespace.peers:
+        if peer.is_alive:
+            peer.kill()
+    done = subprocess.run([sys.executable, "-m", "shmkv", "gc"], cwd=crash_build, capture_output=True, text=True,
+                          env=house.namespace.environment(house.env), timeout=DEADLINE_S)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert house.namespace.names() == set()
+
+
+@EACH_ROW
+def test_nobody_dies(row: Row, scenario: Scenario) -> None:
+    house = scenario.house
+    stop_at(scenario, row)
+    links, house.links = house.links, {link for link in house.links if scenario.actor not in link and scenario.is_running(link)}
+    house.judge()
+    house.links = links
+    scenario.assert_not_taken_for_dead()
+    scenario.peer.cont()
+    answer = scenario.peer.receive()
+    assert answer.outcome == SUCCESS, answer.trace
+    scenario.others_are_freed()
+    scenario.is_done()
+    scenario.forget_links()
+    house.judge()
+
+
+def test_the_matrix_has_every_point_of_the_sources() -> None:
+    package = builds.ROOT / "shmkv"
+    text = "".join(path.read_text() for path in sorted(package.iterdir()) if path.suffix in (".py", ".pyx"))
+    used = set(re.findall(r"crash_point\(b\"([a-z-]+)\"\)|_crash\.reach\(\"([a-z-]+)\"\)", text))
+    names = {first or second for first, second in used}
+    assert names - {row.point.split(":")[0] for row in ROWS} == {"link-abandoning", "word-offered"}
+
+
+def test_everybody_has_a_part_in_the_matrix() -> None:
+    assert {row.call for row in ROWS} == set(SCENARIOS)
+    assert not set(PROMPTS) & set(DECODERS)
