@@ -293,6 +293,7 @@ cdef class Directory:
     cdef void key_changed(self):
         """Whoever sleeps on the directory's keys looks again; a wake only if somebody does."""
         cdef DirectoryHeader* header = directory_header(self.base)
+        crash_point(b"key-event")
         add32_seq(&header.key_event, 1)
         if load32_seq(&header.key_waiters):
             futex_wake_all(&header.key_event, True)

@@ -84,6 +84,7 @@ cdef int64_t word_give_up(uint32_t* word, uint32_t side, int64_t retake_ns) noex
             if swap32_seq(word, seen, (WORD_HELD + side) | (seen & WORD_WAITERS)):
                 return word_release(word, side)
         elif not seen & WORD_WAITERS or swap32_seq(word, seen, holder):
+            crash_point(b"word-given-up")
             return retake_ns
 
 
@@ -94,6 +95,7 @@ cdef int64_t word_release(uint32_t* word, uint32_t side) noexcept nogil:
         seen = load32_acquire(word)
         if seen & ~<uint32_t>WORD_WAITERS != WORD_HELD + side:
             return 0                # scribbled over by a peer: the next to look at it says so
+        crash_point(b"word-freeing")
         if not seen & WORD_WAITERS:
             if swap32_seq(word, seen, WORD_FREE):
                 return 0
