@@ -18,4 +18,4 @@ cdef enum:
 
 ctypedef int (*CheckFn)(void* context) noexcept nogil
 
-cdef int move(const Plan* plan, const char* src, char* dst, int mode, CheckFn check, void* context) noexcept nogil
+cdef int move(const Plan* plan, const char* src, int fd, char* dst, int mode, CheckFn check, void* context) noexcept nogil

@@ -1,5 +1,5 @@
 # cython: language_level=3, freethreading_compatible=True, cdivision=True
-"""The memory mover and the choice of its loop.
+"""The two movers, memory and `pread`, and the choice of the memory mover's loop.
 
 The loop follows from the CPU (or from `configure`) and from the *total* bytes of a pull: ordinary stores below the threshold,
 non-temporal ones from there on, since the destination of a big pull would only push itself out of the cache.
@@ -10,6 +10,7 @@ from shmkv import _crew
 
 from shmkv._crash cimport crash_point
 from shmkv._crew cimport crew_limit, crew_run
+from shmkv._mapping cimport read_whole
 from shmkv._plan cimport Span, advance, seek
 
 cdef extern from "_kernels.h" nogil:
@@ -42,6 +43,7 @@ cdef uint64_t crew_threshold = CREW_THRESHOLD
 cdef struct Job:
     const Plan* plan
     const char* src
+    int fd                          # read from here instead of `src`, if it is not -1
     char* dst
     int mode
     uint64_t share_nbytes
@@ -51,12 +53,13 @@ cdef struct Job:
     void* context
 
 
-cdef int move(const Plan* plan, const char* src, char* dst, int mode, CheckFn check, void* context) noexcept nogil:
+cdef int move(const Plan* plan, const char* src, int fd, char* dst, int mode, CheckFn check, void* context) noexcept nogil:
     """Copy all runs; `check` is asked after each share, on the calling thread, and ends the copy by a status other than 0.
-    Source and destination do not overlap. All bytes are visible to whoever sees a later store of this thread."""
+    Source and destination do not overlap; the source is memory, or a file when `fd` is not -1. All bytes are visible to whoever
+    sees a later store of this thread."""
     cdef Job job
     cdef uint32_t threads
-    job.plan, job.src, job.dst, job.mode, job.check, job.context = plan, src, dst, mode, check, context
+    job.plan, job.src, job.fd, job.dst, job.mode, job.check, job.context = plan, src, fd, dst, mode, check, context
     job.streaming = plan.nbytes >= nt_threshold
     job.copy = chosen.streaming if job.streaming else chosen.ordinary
     threads = crew_limit() if plan.nbytes >= crew_threshold else 1
@@ -72,15 +75,19 @@ cdef int copy_share(void* context, uint64_t share) noexcept nogil:
     cdef uint64_t at = share * job.share_nbytes
     cdef uint64_t end = min(at + job.share_nbytes, job.plan.nbytes)
     cdef uint64_t step
+    cdef int status = 0
     cdef uint32_t number = 0
     cdef Span span = seek(job.plan, at, &number)
     while True:
         step = min(min(span.src_left, span.dst_left), min(span.nbytes, end - at))
         crash_point(b"copying")
-        job.copy(job.dst + (at if job.mode == MOVE_GATHER else span.dst),
-                 job.src + (at if job.mode == MOVE_SCATTER else span.src), step)
+        if job.fd < 0:
+            job.copy(job.dst + (at if job.mode == MOVE_GATHER else span.dst),
+                     job.src + (at if job.mode == MOVE_SCATTER else span.src), step)
+        else:
+            status = read_whole(job.fd, job.dst + span.dst, step, span.src)
         at += step
-        if at == end:
+        if at == end or status != 0:
             break
         advance(&span, step)
         if span.nbytes == 0:
@@ -88,13 +95,13 @@ cdef int copy_share(void* context, uint64_t share) noexcept nogil:
             span = job.plan.spans[number]
     if job.streaming:
         shmkv_copy_fence()
-    return 0
+    return status
 
 
 cdef int copy_share_and_look(void* context, uint64_t share) noexcept nogil:
     cdef Job* job = <Job*>context
-    copy_share(context, share)
-    return job.check(job.context)
+    cdef int status = copy_share(context, share)
+    return status if status != 0 else job.check(job.context)
 
 
 def supported_kernels() -> list:

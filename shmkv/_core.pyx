@@ -135,7 +135,7 @@ cdef int pull_locked(Link* link, Local* dst, Request* want) noexcept nogil:
         if status == 0:
             looker.link = link
             looker.wait = &want.wait
-            status = move(plan, segment.address, dst.base, MOVE_DIRECT, look_at_link, &looker)
+            status = move(plan, segment.address, segment.fd, dst.base, MOVE_DIRECT, look_at_link, &looker)
         if status == 0:
             crash_point(b"copied")
             want.nbytes = plan.nbytes
@@ -188,7 +188,7 @@ cdef void drop_unlinked(Link* link) noexcept nogil:
     cdef uint64_t count = load64_acquire(&directory_header(link.directory).segments_unlinked)
     if count - link.unlinked_seen >= UNLINKED_RING:     # the owner may be writing the oldest entry again
         table_clear(&link.segments)
-        if table_init(&link.segments) != 0:
+        if table_init(&link.segments, link.segments.by_pread) != 0:
             return
         link.unlinked_seen = count
     while link.unlinked_seen != count:
@@ -293,14 +293,14 @@ cdef int move_within(const Plan* plan, Local* src, Local* dst, Request* want) no
     cdef char* between
     cdef int status
     if src != dst or want.select.src_row != want.select.dst_row:
-        return move(plan, src.base, dst.base, MOVE_DIRECT, look_at_clock, &want.wait)
+        return move(plan, src.base, -1, dst.base, MOVE_DIRECT, look_at_clock, &want.wait)
     # The same row of one cache: windows of source and destination can overlap.
     between = <char*>malloc(plan.nbytes)
     if between == NULL:
         return -ENOMEM
-    status = move(plan, src.base, between, MOVE_GATHER, look_at_clock, &want.wait)
+    status = move(plan, src.base, -1, between, MOVE_GATHER, look_at_clock, &want.wait)
     if status == 0:
-        status = move(plan, between, dst.base, MOVE_SCATTER, look_at_clock, &want.wait)
+        status = move(plan, between, -1, dst.base, MOVE_SCATTER, look_at_clock, &want.wait)
     free(between)
     return status
 

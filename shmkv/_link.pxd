@@ -53,15 +53,6 @@ cdef struct Link:
     KeptPlans plans
 
 
-cdef class LinkHandle:
-    cdef Link link
-    cdef readonly Region directory
-    cdef readonly Region members
-    cdef bytes prefix
-    cdef readonly uint32_t slot     # of the record in the peer's directory
-    cdef readonly uint64_t cluster_id       # the peer's
-
-
 cdef void patience_init(Patience* wait, int64_t timeout_ms)
 cdef int link_enter(Link* link, Patience* wait) noexcept nogil
 cdef void link_leave(Link* link) noexcept nogil

@@ -16,17 +16,13 @@ from shmkv._futex cimport (
     Waiter,
     add32_seq,
     load32_acquire,
-    load32_seq,
     load64_acquire,
     load64_seq,
     now_ns,
     queue_enter,
     queue_give_up,
-    queue_init,
     queue_leave,
     queue_wait_slice,
-    store32_release,
-    store64_release,
     word_give_up,
     word_release,
     word_try,
@@ -37,21 +33,14 @@ from shmkv._layout cimport (
     LINK_BROKEN,
     LINK_LIVE,
     LINK_REMOVED,
-    MEMBERS_MAX,
-    SIDE_ACCEPTOR,
-    SIDE_CLOSED,
-    SIDE_INITIATOR,
     directory_header,
-    link_at,
     make_word,
     member_at,
     word_generation,
     word_state,
 )
 from shmkv._life cimport life_look, process_epoch
-from shmkv._link_record cimport end_link, is_idle
-from shmkv._mapping cimport table_clear, table_init
-from shmkv._plan cimport plans_free
+from shmkv._link_record cimport end_link
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() noexcept
@@ -273,126 +262,8 @@ cdef int stop_waiting(Link* link, int status) noexcept nogil:
     return status
 
 
-# -- the handle ------------------------------------------------------------------------------------------------------
-
-cdef class LinkHandle:
-    """Made under the cold lock, right after the record was claimed.
-
-    `directory` is the peer's, mapped writable; `prefix` the path of the peer's segments up to the serial number.
-    """
-
-    def __cinit__(self, Region directory, Region members, int life_fd, uint32_t slot, bytes prefix):
-        cdef Link* link = &self.link
-        self.directory = directory
-        self.members = members
-        self.prefix = prefix
-        link.directory = directory.address
-        link.members = members.address
-        link.life_fd = life_fd
-        link.record = link_at(directory.address, slot)
-        link.side = SIDE_INITIATOR
-        link.mine = &link.record.sides[SIDE_INITIATOR]
-        link.serial = word_generation(load64_seq(&link.record.state))
-        link.peer_slot = link.record.sides[SIDE_ACCEPTOR].slot
-        link.peer_incarnation = link.record.sides[SIDE_ACCEPTOR].incarnation
-        link.prefix = prefix
-        link.epoch = process_epoch()
-        link.unlinked_seen = load64_acquire(&directory_header(directory.address).segments_unlinked)
-        queue_init(&link.queue)
-        self.slot = slot
-        self.cluster_id = link.record.sides[SIDE_ACCEPTOR].cluster_id
-        if link.peer_slot >= MEMBERS_MAX:
-            raise ValueError(f"the link record names member slot {link.peer_slot} of {MEMBERS_MAX}")
-        if table_init(&link.segments) != 0:
-            raise MemoryError("no memory for a table of mappings")
-
-    def __dealloc__(self):
-        # In a forked child a thread of the parent may have been in the middle of changing them: left alone there.
-        if self.link.epoch == process_epoch():
-            table_clear(&self.link.segments)
-            plans_free(&self.link.plans)
-
-    def look(self):
-        """0 if the link can be used, else LINK_ENDED, LINK_PEER_GONE or LINK_FORKED; changes and waits for nothing."""
-        return look(&self.link)
-
-    def segment_path(self, uint64_t serial):
-        """Path of one of the peer's cache segments."""
-        return self.prefix.decode() + f"{serial:x}"
-
-    @property
-    def address(self):
-        """Address of the record in this process."""
-        return <size_t>self.link.record
-
-    @property
-    def peer_slot(self):
-        """Member slot of the cluster at the other end."""
-        return self.link.peer_slot
-
-    @property
-    def peer_is_idle(self):
-        """Does the peer's side of the record name no cache of ours?"""
-        return is_idle(&self.link.record.sides[SIDE_ACCEPTOR])
-
-    @property
-    def users(self):
-        """Threads of this process inside a call on the link."""
-        return load32_seq(&self.link.users)
-
-    @property
-    def word(self):
-        """The lock word without its waiters bit: 0 free, 1 / 2 held by the peer / by us, 3 / 4 offered to them."""
-        return load32_acquire(&self.link.record.word) & 0x7FFFFFFF
-
-    @property
-    def counters(self):
-        """(pulls, bytes, ns waited, ns copied, failed, timed out) of this side."""
-        return tuple(self.link.mine.counters[i] for i in range(6))
-
-    @property
-    def is_closing(self):
-        """Is the link being removed?"""
-        return load32_acquire(&self.link.is_closing) != 0
-
-    def mark_closing(self, bint closing):
-        """While set, new calls answer LINK_BUSY."""
-        store32_release(&self.link.is_closing, closing)
-
-    def remove(self, int64_t timeout_ms):
-        """Take the lock, then LIVE -> REMOVED: 0 or LINK_*. Calls that already wait go first."""
-        cdef Patience wait
-        cdef int status
-        patience_init(&wait, timeout_ms)
-        wait.removes = True
-        with nogil:
-            status = link_enter(&self.link, &wait)
-            if status == 0:
-                end_link(self.link.record, make_word(self.link.serial, LINK_LIVE), LINK_REMOVED)
-                link_leave(&self.link)
-        if status == LINK_INTERRUPTED:
-            raise_pending()
-        return status
-
-    def force_remove(self):
-        """LIVE -> REMOVED without waiting for anything; running calls end at their next look."""
-        end_link(self.link.record, make_word(self.link.serial, LINK_LIVE), LINK_REMOVED)
-
-    def close_side(self):
-        """Give our side of the record back, when no thread is inside and nobody else used the record since."""
-        cdef Link* link = &self.link
-        if link.epoch == process_epoch() and word_generation(load64_seq(&link.record.state)) == link.serial:
-            store64_release(&link.mine.hazard, 0)
-            crash_point(b"own-side-closing")
-            store32_release(&link.mine.open, SIDE_CLOSED)
-
-
-ENDED = LINK_ENDED
-BUSY = LINK_BUSY
-PEER_GONE = LINK_PEER_GONE
-TIMEOUT = LINK_TIMEOUT
-INTERRUPTED = LINK_INTERRUPTED
-FORKED = LINK_FORKED
+ENDED, BUSY, PEER_GONE = LINK_ENDED, LINK_BUSY, LINK_PEER_GONE
+TIMEOUT, INTERRUPTED, FORKED = LINK_TIMEOUT, LINK_INTERRUPTED, LINK_FORKED
 
 
 def inside_call() -> bool:

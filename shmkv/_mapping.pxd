@@ -15,6 +15,7 @@ cdef enum:
 
 cdef enum:
     MAPPINGS_KEPT = 1024            # of one peer's segments; the least recently used one goes first
+    DESCRIPTORS_KEPT = 64           # likewise, where descriptors are kept: RLIMIT_NOFILE is often 1024
 
 
 cdef class Region:
@@ -30,7 +31,8 @@ cdef struct Attached:
     uint64_t generation             # the one the header was checked for
     uint64_t nbytes
     uint64_t populated              # bytes from the start that have page-table entries
-    char* address
+    char* address                   # NULL when the bytes are read by system calls
+    int fd                          # of the open file then; -1 when it is mapped
     uint64_t used                   # tick of the last use
 
 
@@ -39,10 +41,11 @@ cdef struct AttachedTable:
     uint32_t log2
     uint32_t count
     uint64_t tick
+    bint by_pread                   # keep descriptors instead of mappings
 
 
 cdef void write_segment_header(Region region, uint64_t incarnation, uint64_t serial, uint64_t generation)
-cdef int table_init(AttachedTable* table) noexcept nogil
+cdef int table_init(AttachedTable* table, bint by_pread) noexcept nogil
 cdef void table_clear(AttachedTable* table) noexcept nogil
 cdef Attached* table_find(AttachedTable* table, uint64_t serial) noexcept nogil
 cdef int table_drop(AttachedTable* table, uint64_t serial) noexcept nogil
@@ -50,3 +53,4 @@ cdef int attach_segment(AttachedTable* table, const char* prefix, uint64_t incar
                         Attached** found) noexcept nogil
 cdef int check_generation(Attached* attached, uint64_t incarnation, uint64_t generation) noexcept nogil
 cdef int populate(Attached* attached, uint64_t step) noexcept nogil
+cdef int read_whole(int fd, char* to, uint64_t nbytes, uint64_t offset) noexcept nogil

@@ -3,6 +3,9 @@
 
 A mapping keeps no descriptor: an owner with ten thousand caches has as many mappings and no open file. That is why the
 standard mmap module is not used here: it holds a duplicate of the descriptor for as long as the mapping lives.
+
+A table that reads by `pread` keeps descriptors and maps nothing: a peer that truncates a segment while it is copied is a short
+read there, where a mapping would answer with a bus error.
 """
 import os
 
@@ -54,6 +57,15 @@ cdef extern from *:
         return fd;
     }
 
+    /* Bytes read, 0 at the end of the file, or -errno. */
+    static inline int64_t pread_again(int fd, char *to, uint64_t nbytes, uint64_t offset)
+    {
+        ssize_t got;
+        if (nbytes > 1u << 30) nbytes = 1u << 30;
+        do got = pread(fd, to, nbytes, (off_t)offset); while (got < 0 && errno == EINTR);
+        return got < 0 ? -errno : got;
+    }
+
     static inline int populate_read(char *address, uint64_t nbytes)
     {
         return madvise(address, nbytes, MADV_POPULATE_READ) == 0 ? 0 : -errno;
@@ -61,6 +73,7 @@ cdef extern from *:
     """
     char* map_descriptor(int fd, uint64_t nbytes, bint writable, bint populate, int* status) noexcept nogil
     int open_segment(const char* path, bint writable, uint64_t* nbytes) noexcept nogil
+    int64_t pread_again(int fd, char* to, uint64_t nbytes, uint64_t offset) noexcept nogil
     int populate_read(char* address, uint64_t nbytes) noexcept nogil
     int munmap(void* address, size_t nbytes) noexcept nogil
     int close(int fd) noexcept nogil
@@ -132,7 +145,8 @@ cdef class Region:
 
 # -- segments of others ----------------------------------------------------------------------------------------------
 
-cdef int table_init(AttachedTable* table) noexcept nogil:
+cdef int table_init(AttachedTable* table, bint by_pread) noexcept nogil:
+    table.by_pread = by_pread
     table.log2 = 4
     table.count = 0
     table.tick = 0
@@ -147,9 +161,16 @@ cdef void table_clear(AttachedTable* table) noexcept nogil:
         return
     for i in range(<uint32_t>1 << table.log2):
         if table.entries[i].serial:
-            munmap(table.entries[i].address, table.entries[i].nbytes)
+            let_go(&table.entries[i])
     free(table.entries)
     table.entries = NULL
+
+
+cdef void let_go(Attached* entry) noexcept nogil:
+    if entry.fd >= 0:
+        close(entry.fd)
+    else:
+        munmap(entry.address, entry.nbytes)
 
 
 cdef inline Attached* table_slot(AttachedTable* table, uint64_t serial) noexcept nogil:
@@ -187,6 +208,7 @@ cdef int table_rebuild(AttachedTable* table, uint32_t log2, uint64_t without) no
     next.log2 = log2
     next.count = 0
     next.tick = table.tick
+    next.by_pread = table.by_pread
     next.entries = <Attached*>calloc(1 << log2, sizeof(Attached))
     if next.entries == NULL:
         return -ENOMEM
@@ -209,7 +231,7 @@ cdef int table_drop(AttachedTable* table, uint64_t serial) noexcept nogil:
     gone = entry[0]
     status = table_rebuild(table, table.log2, serial)
     if status == 0:
-        munmap(gone.address, gone.nbytes)
+        let_go(&gone)
     return status
 
 
@@ -230,37 +252,65 @@ cdef void write_segment_header(Region region, uint64_t incarnation, uint64_t ser
     store32_release(&header.header.version, LAYOUT_VERSION)      # publish: header
 
 
-cdef int check_header(const Header* shared, uint64_t magic, uint64_t nbytes, uint64_t incarnation,
-                      uint64_t serial) noexcept nogil:
-    """Compare a header with what is recorded elsewhere; every field is read once, the version first (consume: header)."""
-    cdef Header found
-    cdef uint32_t version = load32_acquire(&shared.version)
+cdef int copy_header(const Attached* attached, SegmentHeader* copy) noexcept nogil:
+    """A private copy of a segment's header, its version loaded first (consume: header). 0, ATTACH_NOT_READY, ATTACH_SIZE or
+    -errno."""
+    cdef const SegmentHeader* shared = <const SegmentHeader*>attached.address
+    cdef uint32_t version
+    cdef int status
+    if attached.fd >= 0:
+        status = read_whole(attached.fd, <char*>copy, sizeof(SegmentHeader), 0)
+        return status if status != 0 or copy.header.version else ATTACH_NOT_READY
+    version = load32_acquire(&shared.header.version)
     if version == 0:
         return ATTACH_NOT_READY
-    memcpy(&found, shared, sizeof(Header))
-    if found.magic != magic:
+    memcpy(&copy.header, shared, sizeof(Header))
+    copy.header.version = version
+    copy.generation = load64_acquire(&shared.generation)
+    return 0
+
+
+cdef int check_header(const Attached* attached, uint64_t incarnation, SegmentHeader* copy) noexcept nogil:
+    """Compare a segment's header with what is recorded elsewhere."""
+    cdef int status = copy_header(attached, copy)
+    if status != 0:
+        return status
+    if copy.header.magic != MAGIC_SEGMENT:
         return ATTACH_MAGIC
-    if version != LAYOUT_VERSION:
+    if copy.header.version != LAYOUT_VERSION:
         return ATTACH_VERSION
-    if found.fingerprint != layout_fingerprint():
+    if copy.header.fingerprint != layout_fingerprint():
         return ATTACH_FINGERPRINT
-    if found.nbytes != nbytes:
+    if copy.header.nbytes != attached.nbytes:
         return ATTACH_SIZE
-    return 0 if found.incarnation == incarnation and found.serial == serial else ATTACH_IDENTITY
+    return 0 if copy.header.incarnation == incarnation and copy.header.serial == attached.serial else ATTACH_IDENTITY
+
+
+cdef int read_whole(int fd, char* to, uint64_t nbytes, uint64_t offset) noexcept nogil:
+    """Read exactly so many bytes: 0, ATTACH_SIZE (the file ends before) or -errno."""
+    cdef int64_t got
+    while nbytes:
+        got = pread_again(fd, to, nbytes, offset)
+        if got <= 0:
+            return ATTACH_SIZE if got == 0 else <int>got
+        to += got
+        offset += got
+        nbytes -= got
+    return 0
 
 
 cdef int attach_segment(AttachedTable* table, const char* prefix, uint64_t incarnation, uint64_t serial, uint64_t nbytes,
                         Attached** found) noexcept nogil:
-    """Map `<prefix><serial>` read-only, once, and keep it. 0, ATTACH_* or -errno.
+    """Map (or open) `<prefix><serial>` read-only, once, and keep it. 0, ATTACH_* or -errno.
 
     The caller holds the link's lock: the table belongs to the link.
     """
     cdef char path[384]
     cdef uint64_t size = 0
     cdef int fd, status = 0
-    cdef Attached* entry
-    cdef char* address
-    if table.count >= MAPPINGS_KEPT:
+    cdef Attached made
+    cdef SegmentHeader header
+    if table.count >= (DESCRIPTORS_KEPT if table.by_pread else MAPPINGS_KEPT):
         status = table_drop_oldest(table)
     elif (table.count + 1) * 2 > (<uint32_t>1 << table.log2):
         status = table_rebuild(table, table.log2 + 1, 0)
@@ -273,37 +323,36 @@ cdef int attach_segment(AttachedTable* table, const char* prefix, uint64_t incar
     if size != nbytes or nbytes < sizeof(SegmentHeader):
         close(fd)
         return ATTACH_SIZE
-    address = map_descriptor(fd, nbytes, False, False, &status)
-    close(fd)
-    if address == NULL:
-        return status
-    status = check_header(<const Header*>address, MAGIC_SEGMENT, nbytes, incarnation, serial)
-    if status != 0:
-        munmap(address, nbytes)
-        return status
-    entry = table_slot(table, serial)
-    entry.serial = serial
-    entry.generation = 0
-    entry.nbytes = nbytes
-    entry.populated = 0
-    entry.address = address
-    table.tick += 1
-    entry.used = table.tick
-    table.count += 1
-    found[0] = entry
-    return 0
+    made.serial, made.nbytes, made.generation, made.populated, made.address, made.fd = serial, nbytes, 0, 0, NULL, fd
+    if table.by_pread:
+        made.populated = nbytes     # there are no pages to bring
+    else:
+        made.fd = -1
+        made.address = map_descriptor(fd, nbytes, False, False, &status)
+        close(fd)
+    if status == 0:
+        status = check_header(&made, incarnation, &header)
+        if status != 0:
+            let_go(&made)
+    if status == 0:
+        table.tick += 1
+        table.count += 1
+        made.used = table.tick
+        found[0] = table_slot(table, serial)
+        found[0][0] = made
+    return status
 
 
 cdef int check_generation(Attached* attached, uint64_t incarnation, uint64_t generation) noexcept nogil:
     """Does this cache live in the segment? Looked at once per (mapping, generation)."""
-    cdef SegmentHeader* header = <SegmentHeader*>attached.address
+    cdef SegmentHeader header
     cdef int status
     if attached.generation == generation:
         return 0
-    status = check_header(&header.header, MAGIC_SEGMENT, attached.nbytes, incarnation, attached.serial)
+    status = check_header(attached, incarnation, &header)
     if status != 0:
         return status
-    if load64_acquire(&header.generation) != generation:
+    if header.generation != generation:
         return ATTACH_IDENTITY
     attached.generation = generation
     return 0

@@ -5,7 +5,7 @@ Order of the checks and their answers: see `check_destination` (before any lock)
 """
 from libc.errno cimport ENOMEM
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcmp, memcpy, memset
 
 
 cdef class ShapeList:
@@ -265,10 +265,12 @@ cdef int copy_shapes(KeptPlan* place, const char* records, uint32_t record_nbyte
 
 
 cdef void plans_free(KeptPlans* plans) noexcept nogil:
+    """Let go of all that are kept; new ones can be kept afterwards."""
     cdef int i
     for i in range(PLANS_KEPT):
         free(plans.kept[i].src)
         plan_free(&plans.kept[i].plan)
+    memset(plans, 0, sizeof(KeptPlans))
 
 
 # -- for tests: a plan as a Python value ------------------------------------------------------------------------------

@@ -3,7 +3,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from shmkv._core import LocalCache
-from shmkv._link import LinkHandle
+from shmkv._link_handle import LinkHandle
 from shmkv.errors import LLMException
 
 DST_GONE: Final[int]
@@ -34,3 +34,4 @@ class PreparedPull:
     def dst(self) -> LocalCache: ...
     def __call__(self, key: object) -> None: ...
     def pull(self, key: object, row: int) -> None: ...
+    def forget(self, handle: object) -> None: ...

@@ -26,13 +26,13 @@ from shmkv._link cimport (
     LINK_FORKED,
     LINK_INTERRUPTED,
     LINK_PEER_GONE,
-    LinkHandle,
     Patience,
     link_enter,
     link_leave,
     patience_init,
     raise_pending,
 )
+from shmkv._link_handle cimport LinkHandle
 from shmkv._plan cimport Selection, check_destination
 
 cdef enum:
@@ -179,6 +179,7 @@ cdef class PreparedPull:
     cdef tuple key_types
     cdef object again
     cdef object fail
+    cdef object __weakref__
 
     def __init__(self, LocalCache dst, tuple select, bint consumes, int64_t timeout_ms, tuple key_types, again, fail):
         request_init(&self.want, select)
@@ -215,8 +216,16 @@ cdef class PreparedPull:
         raise self.fail(key, row, status)
 
     cdef go_on_with(self, key, row):
-        self.handle = self.again(key, row)
+        cdef LinkHandle handle = self.again(key, row)
+        self.handle = handle
+        if handle is not None:
+            handle.followers.add(self)
         return None
+
+    def forget(self, handle):
+        """The link has ended: its peer's memory is not kept mapped for the sake of a call that may never come."""
+        if self.handle is handle:
+            self.handle = None
 
 
 DST_GONE = PULL_DST_GONE

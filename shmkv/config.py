@@ -16,6 +16,7 @@ from shmkv.cluster_info import parse_listen_ip_info
 from shmkv.errors import LLMParamError, LLMStatusCode
 from shmkv.options import (
     CACHE_MANAGER,
+    COPY,
     DEVICE_ID,
     FLOW_GRAPH_MEM,
     HOST_MEM_POOL,
@@ -88,6 +89,7 @@ class Settings:
     kernel: str
     nt_threshold: int | None
     copy_threads: int | None
+    copy: str
 
     @property
     def timeout_status(self) -> LLMStatusCode:
@@ -131,6 +133,7 @@ class Settings:
             kernel=_kernel(env),
             nt_threshold=_env_int(env, "SHMKV_NT_THRESHOLD", 0, INT64_MAX),
             copy_threads=_env_int(env, "SHMKV_COPY_THREADS", 1, 256),
+            copy=_copy(given, env),
         )
 
 
@@ -203,6 +206,13 @@ def _kernel(environ: Mapping[str, str]) -> str:
     if not re.fullmatch(r"[a-z0-9_]{1,32}", name):
         raise LLMParamError(f"SHMKV_KERNEL must be auto or a copy kernel of a-z0-9_, got {shown(name)}")
     return name
+
+
+def _copy(options: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    name, text = (COPY, _text(options, COPY)) if COPY in options else ("SHMKV_COPY", environ.get("SHMKV_COPY", "memory"))
+    if text not in ("memory", "pread"):
+        raise LLMParamError(f'{name} must be "memory" or "pread", got {shown(text)}')
+    return text
 
 
 def _env_int(environ: Mapping[str, str], name: str, low: int, high: int) -> int | None:

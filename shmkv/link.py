@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from shmkv import _acceptor, _link, _link_record, _members, segment
 from shmkv._layout import LINKS_LIMIT, VERSION
-from shmkv._link import LinkHandle
+from shmkv._link_handle import LinkHandle
 from shmkv._mapping import Region
 from shmkv._mutex import Mutex
 from shmkv.cluster import Cluster
@@ -232,7 +232,8 @@ class Links:
     def _make_handle(self, directory: Region, slot: int, member: Member) -> None:
         namespace = self._cluster.namespace
         prefix = f"{segment.SHM_DIR}/{segment_prefix(namespace.name, member.incarnation)}".encode()
-        handle = LinkHandle(directory, namespace.table, namespace.life_fd, slot, prefix)
+        handle = LinkHandle(directory, namespace.table, namespace.life_fd, slot, prefix,
+                            self._cluster.settings.copy == "pread")
         self._cluster.link_records.add((handle.directory, handle.slot))
         self._handles[member.cluster_id] = handle
 

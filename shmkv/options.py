@@ -40,6 +40,7 @@ MEM_POOL = "llm.MemPoolConfig"
 HOST_MEM_POOL = "llm.HostMemPoolConfig"
 LOCAL_COMM_RES = "llm.LocalCommRes"
 TRANSFER_BACKEND = "llm.TransferBackend"
+COPY = "shmkv.Copy"                 # ours, not one of llm_datadist's
 
 
 def parse_digits(text: str) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from shmkv import _link, _lookup, _pull
 from shmkv._core import LocalCache
-from shmkv._link import LinkHandle
+from shmkv._link_handle import LinkHandle
 from shmkv.caches import OwnCache, OwnCaches
 from shmkv.cluster import Cluster
 from shmkv.errors import LLMException, LLMParamError, LLMStatusCode

@@ -18,7 +18,7 @@ import numpy as np
 from shmkv import _layout, _link_record, _members, _pull, segment
 from shmkv._core import LocalCache
 from shmkv._directory import Directory
-from shmkv._link import LinkHandle
+from shmkv._link_handle import LinkHandle
 from shmkv._mapping import Region
 
 LIVENESS_S = 20.0
@@ -54,6 +54,13 @@ def anonymous(nbytes: int, *, writable: bool = True) -> Region:
         return Region.map(fd, nbytes, writable=writable, populate=False)
     finally:
         os.close(fd)
+
+
+def is_mapped(name: str, *, writable: bool) -> bool:
+    """Has this process such a mapping of a file in /dev/shm?"""
+    kind = "rw" if writable else "r-"
+    lines = (line.split() for line in Path("/proc/self/maps").read_text().splitlines() if f"{segment.SHM_DIR}/{name}" in line)
+    return any(fields[1].startswith(kind) for fields in lines)
 
 
 def content(region: Region, offset: int = 0, nbytes: int | None = None) -> Any:

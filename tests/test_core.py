@@ -318,3 +318,13 @@ def test_generation_of_a_cache_pins_while_a_hazard_names_it() -> None:
         assert owner.pinned(generation)
     finally:
         owner.close()
+
+
+def test_a_closed_link_keeps_nothing_of_its_peer_and_can_be_closed_again(pair: Pair) -> None:
+    assert pull(pair, request(0)) == 0
+    assert memory.is_mapped(pair.sources[0].path, writable=False)
+    pair.handle.force_remove()
+    for _ in range(2):
+        pair.handle.close_side()
+    assert not memory.is_mapped(pair.sources[0].path, writable=False)
+    assert pull(pair, request(1)) == _link.ENDED

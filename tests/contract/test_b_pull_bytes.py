@@ -81,9 +81,9 @@ def test_b1_pull_within_one_cache_is_as_if_through_a_temporary(here: Here) -> No
     check()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_b1_random_pulls_between_two_processes(prompt: StartPeer, decoder: StartPeer, seed: int) -> None:
-    p, d = prompt(1), decoder(2)
+@pytest.mark.parametrize(("seed", "copy"), [(0, "memory"), (1, "memory"), (2, "memory"), (0, "pread"), (3, "pread")])
+def test_b1_random_pulls_between_two_processes(prompt: StartPeer, decoder: StartPeer, seed: int, copy: str) -> None:
+    p, d = prompt(1), decoder(2, env={"SHMKV_COPY": copy})
     cases = [random_case(random.Random(1000 * seed + number).randint) for number in range(120)]
     _check_between(p, d, cases)
 

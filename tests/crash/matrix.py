@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
-ROW = re.compile(r"^\| `(?P<point>[a-z-]+(?::\d+)?)` \| (?P<call>[a-z ]+) \| (?P<done>[^|]+) \|(?P<afterwards>[^|]*)\|$", re.MULTILINE)
+ROW = re.compile(
+    r"^\| `(?P<point>[a-z-]+(?::\d+)?)` \| (?P<call>[a-z ]+) \| (?P<done>[^|]+) \|(?P<afterwards>[^|]*)\|$", re.MULTILINE)
 STAYS, GONE, GONE_LATER = "the key stays", "the key is gone", "the key is gone when its owner has looked"
 
 

@@ -5,8 +5,11 @@ when it dies or stops on the way.
 """
 from __future__ import annotations
 
-from crash.house import DECODERS, PROMPTS, House
+from typing import ClassVar
+
 from peer import Peer, req
+
+from crash.house import DECODERS, PROMPTS, House
 
 NO_RECYCLING = {"SHMKV_RECYCLE_BYTES": "0"}
 # An owner looks for dead readers at most every 20 ms, so that one call of it may come too early.
@@ -18,7 +21,7 @@ class Scenario:
 
     actor = 1
     other = 2
-    env: dict[str, str] = {}
+    env: ClassVar[dict[str, str]] = {}
 
     def __init__(self, house: House) -> None:
         self.house = house
@@ -114,7 +117,7 @@ class RemoveKey(_WithKey):
 class Free(Scenario):
     """Deallocate a cache without keys; its memory goes back to the system."""
 
-    env = NO_RECYCLING
+    env: ClassVar[dict[str, str]] = NO_RECYCLING
 
     def prepare(self) -> None:
         super().prepare()
@@ -127,7 +130,7 @@ class Free(Scenario):
 class FreeAndKeep(Free):
     """Deallocate a cache whose memory is kept for the next one."""
 
-    env = {}
+    env: ClassVar[dict[str, str]] = {}
 
 
 class Settle(Scenario):
@@ -215,7 +218,7 @@ class Pull(Scenario):
 
     actor = 2
     other = 1
-    env = NO_RECYCLING
+    env: ClassVar[dict[str, str]] = NO_RECYCLING
 
     def prepare(self) -> None:
         super().prepare()

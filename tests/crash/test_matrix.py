@@ -10,11 +10,12 @@ from pathlib import Path
 
 import builds
 import pytest
+from peer import Namespace
+from reference import SUCCESS
+
 from crash.house import DECODERS, NOT_EXIST, PATIENCE_MS, PROMPTS, TIMED_OUT, House
 from crash.matrix import GONE, GONE_LATER, STAYS, Row, rows
 from crash.scenarios import SCENARIOS, Pull, Scenario
-from peer import Namespace
-from reference import SUCCESS
 
 pytestmark = [pytest.mark.timeout(600)]     # the first one waits for a build
 ROWS = rows()
