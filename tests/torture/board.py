@@ -75,8 +75,8 @@ class Board:
             "filling": (plan.prompts, slot_count),              # last generation that was begun
             "lanes": (plan.prompts, LANES),                     # cache id that is offered, 0 = none
             "torn": (plan.prompts, LANES),                      # last cache id of the lane whose keys were taken away
-            "unlinks": (plan.prompts, plan.decoders),           # how often the prompt removed the decoder's link
-            "forced": (plan.prompts, plan.decoders),            # of these by force
+            "unlinks": (plan.prompts, plan.decoders),           # twice for each removal of a decoder's link by the prompt
+            "forced": (plan.prompts, plan.decoders),            # removals by force
             "counts": (plan.workers, len(Sample)),
             "samples": (plan.workers, len(Sample), SAMPLES),
         }

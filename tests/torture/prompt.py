@@ -10,6 +10,7 @@ from torture.pattern import Stamp, Words
 from torture.shelves import Shape
 from torture.worker import Call, Fault, Worker, cluster_info, cluster_of, only
 
+from shmkv import _link_record
 from shmkv import CacheDesc, CacheKey, DataType, KvCache, LLMException, LLMRole, LLMStatusCode
 
 UNLINK_TIMEOUT_MS = 2000
@@ -46,13 +47,14 @@ class Prompt(Worker):
         halves = shelves.halves_shape(self.plan.decoders)
         for hints in (self.board.published, self.board.filling, self.board.lanes, self.board.torn):
             hints[self.number] = 0
+        self.board.unlinks[self.number] += self.board.unlinks[self.number] % 2
         self.counted = 0
         self.in_lanes: dict[int, KvCache] = {}
         self.shelves = [Shelf(self.allocate(shelves.ROWS), shelves.ROWS, 0), Shelf(self.allocate(halves), halves, shelves.ROWS.rows)]
         # The big lanes are for those who live long enough.
-        self.actions = [(30, self.fill_rows), (60, self.fill_halves), (60, self.tiny_lane), (0.6, self.middle_lane),
-                        (5, self.keyed_lane), (0.1, self.big_lane), (2, self.remove_key), (0.4, self.unlink), (0.3, self.collect),
-                        (0.01, self.restart)]
+        self.actions = [(20, self.fill_rows), (60, self.fill_halves), (30, self.tiny_lanes), (1, self.middle_lane),
+                        (5, self.keyed_lane), (0.4, self.big_lane), (2, self.remove_key), (0.2, self.unlink),
+                        (0.4, self.unlink_reader), (0.3, self.collect), (0.01, self.restart)]
 
     def step(self) -> None:
         self.choose(self.actions)
@@ -100,8 +102,10 @@ class Prompt(Worker):
 
     # -- caches that are offered by their id ---------------------------------------------------------------------------
 
-    def tiny_lane(self) -> None:
-        self.renew(self.random.choice(shelves.TINY_LANES))
+    def tiny_lanes(self) -> None:
+        for _ in range(2):
+            for lane in shelves.TINY_LANES:
+                self.renew(lane)
 
     def middle_lane(self) -> None:
         self.renew(self.random.choice(shelves.MIDDLE_LANES))
@@ -176,14 +180,27 @@ class Prompt(Worker):
     # -- links and the end ---------------------------------------------------------------------------------------------
 
     def unlink(self) -> None:
+        self.unlink_from(self.random.randrange(self.plan.decoders))
+
+    def unlink_reader(self) -> None:
+        """A link whose other side is in the middle of a pull, if there is one now."""
+        assert self.dist._cluster is not None
+        region = self.dist._cluster.directory.region
+        for slot in range(_link_record.links_reserved(region)):
+            initiator = _link_record.read(region, slot)["sides"][1]
+            if initiator["hazard"] and initiator["open"]:
+                self.unlink_from(initiator["cluster_id"] - cluster_of(self.plan.prompts))
+                return
+
+    def unlink_from(self, decoder: int) -> None:
         """From the side that was linked to. Only prompts with an odd number use force."""
-        decoder = self.random.randrange(self.plan.decoders)
         force = self.number % 2 == 1 and self.random.random() < 0.5
-        self.board.unlinks[self.number, decoder] += 1
+        self.board.unlinks[self.number, decoder] += 1       # odd: under way
         self.board.forced[self.number, decoder] += force
         with self.calls(Call.UNLINK):
             status = only(self.dist.unlink_clusters([cluster_info(cluster_of(self.plan.prompts + decoder))], UNLINK_TIMEOUT_MS,
                                                     force))
+        self.board.unlinks[self.number, decoder] += 1
         if status not in (LLMStatusCode.LLM_SUCCESS, LLMStatusCode.LLM_NOT_YET_LINK, LLMStatusCode.LLM_LINK_BUSY):
             raise Fault(f"unlinking decoder {decoder} answered {status!r}")
 

@@ -45,6 +45,11 @@ class Wish:
         return self.slot - shelves.SLOT_OF_LANE if self.slot >= shelves.SLOT_OF_LANE else -1
 
     @property
+    def only_word(self) -> int:
+        """The word that each word of a lane's row leaves."""
+        return pattern.pack(Stamp(cluster_of(self.peer.number), self.slot, self.row, self.low))
+
+    @property
     def is_keyed(self) -> bool:
         return self.lane in shelves.KEYED_LANES
 
@@ -123,9 +128,10 @@ class Judge:
     def _cut(self, wish: Wish, error: LLMException) -> None:
         """A link that was removed in turn: the pull had not begun. By force: it may have."""
         peer = wish.peer
-        if self.board.unlinks[peer.number, self.decoder] == peer.unlinks:
+        under_way = peer.unlinks % 2
+        if self.board.unlinks[peer.number, self.decoder] == peer.unlinks and not under_way:
             raise Fault(f"nobody removed the link of {wish}: {error}")
-        if self.board.forced[peer.number, self.decoder] == peer.forced:
+        if self.board.forced[peer.number, self.decoder] == peer.forced and not (under_way and peer.number % 2):
             self._untouched(wish, str(error))
         else:
             wish.to.forget(wish.to_row, wish.part)

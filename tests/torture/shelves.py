@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PREFIX_ROWS = 2                         # every second row of the shelf "rows" has a prefix key
-HALVES_A_DECODER = 4
+HALVES_A_DECODER = 2
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,13 @@ KEYED = Shape(4, 4, 1024)
 BIG = Shape(4, 1, 1 << 19)              # 16 MiB
 HUGE = Shape(4, 2, 1 << 19)             # 32 MiB, rows as those of BIG
 
-LANE_SHAPES = (*[TINY] * 8, MIDDLE, MIDDLE, *[KEYED] * 4, BIG, HUGE)
+# Few tiny ones, so that each is renewed often.
+LANE_SHAPES = (*[TINY] * 3, MIDDLE, MIDDLE, *[KEYED] * 4, BIG, HUGE)
 LANES = len(LANE_SHAPES)
-TINY_LANES = range(8)
-MIDDLE_LANES = range(8, 10)
-KEYED_LANES = range(10, 14)
-BIG_LANES = range(14, 16)
+TINY_LANES = range(3)
+MIDDLE_LANES = range(3, 5)
+KEYED_LANES = range(5, 9)
+BIG_LANES = range(9, 11)
 SLOT_OF_LANE = 512                      # in a stamp; keys of the shelves stand below
 
 
