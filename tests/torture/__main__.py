@@ -7,20 +7,28 @@ import tempfile
 from pathlib import Path
 
 import builds
+
 from torture import ending, report
 from torture.arguments import Plan, parse
 from torture.board import Board
+from torture.processes import TESTS
 from torture.referee import Referee
 from torture.seeded import build_with
 
+SECOND = "TORTURE_STARTED_AGAIN"
 
-def use_build(folder: Path) -> None:
+
+def use_build(folder: Path, plan: Plan) -> None:
     """Start again with the library of another build, unless it is in use already."""
     import shmkv
 
     if Path(str(shmkv.__file__)).is_relative_to(folder):
         return
-    os.execve(sys.executable, [sys.executable, "-m", "torture", *sys.argv[1:]], {**os.environ, **builds.environment("plain", folder)})
+    assert SECOND not in os.environ, f"{shmkv.__file__} is in use instead of {folder}"
+    environment = {**os.environ, **builds.environment("plain", folder), SECOND: "1"}
+    os.chdir(TESTS)                     # `python -m` looks into the current folder first, and the ordinary build may stand there
+    log = ["--json", plan.log] if plan.log else []
+    os.execve(sys.executable, [sys.executable, "-m", "torture", *sys.argv[1:], *log], environment)
 
 
 def run(plan: Plan) -> int:
@@ -39,7 +47,7 @@ def run(plan: Plan) -> int:
 def main() -> None:
     plan = parse(sys.argv[1:])
     if plan.seeded:
-        use_build(build_with(plan.seeded))
+        use_build(build_with(plan.seeded), plan)
     sys.exit(run(plan))
 
 

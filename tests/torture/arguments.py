@@ -45,7 +45,8 @@ class Plan:
 
 def parse(words: list[str]) -> Plan:
     """The command line of `python -m torture`."""
-    parser = argparse.ArgumentParser("torture", description="Kill and stop prompts and decoders while they work; exit 1 on a fault.")
+    parser = argparse.ArgumentParser("torture", description="Kill and stop prompts and decoders while they work; "
+                                     "exit 1 on a fault.")
     parser.add_argument("--minutes", type=float, help="how long, at least (default 1; with --seeded: at most 5)")
     parser.add_argument("--kills", type=int, help="go on until so many processes were killed")
     parser.add_argument("--pulls", type=int, help="go on until so many pulls were checked")
@@ -60,6 +61,8 @@ def parse(words: list[str]) -> Plan:
     parser.add_argument("--seeded", choices=sorted(BUGS), help="run a build that has this bug, until the storm finds it")
     parser.add_argument("--json", dest="log", metavar="FILE", help="write the report there, too")
     given = {name: value for name, value in vars(parser.parse_args(words)).items() if value is not None}
+    if "log" in given:
+        given["log"] = os.path.abspath(given["log"])
     if "seeded" in given:
         given.setdefault("minutes", SEEDED_MINUTES)
     return Plan(namespace=f"torture{os.getpid():x}-{secrets.token_hex(4)}", **given)

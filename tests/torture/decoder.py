@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shmkv import CacheKey, CacheKeyByIdAndIndex, LLMException, LLMRole, LLMStatusCode, PullRequest
 from torture import pattern, shelves
 from torture.arguments import Plan
 from torture.board import Board, Field, Sample
@@ -15,8 +16,6 @@ from torture.prompt import key_of_lane, key_of_slot
 from torture.pulls import Judge, Wish
 from torture.shelves import Shape
 from torture.worker import Call, Fault, Worker, cluster_info, cluster_of, only
-
-from shmkv import CacheKey, CacheKeyByIdAndIndex, LLMException, LLMRole, LLMStatusCode, PullRequest
 
 LINK_TIMEOUT_MS = 5000
 MANY = 16
@@ -53,7 +52,7 @@ class Decoder(Worker):
         self.halves = Halves(self)
         self.actions: list[tuple[float, Callable[[Peer], None]]] = [
             (60, self.pull_tiny), (20, self.pull_row), (60, self.halves.pull), (20, self.pull_keyed), (3, self.pull_middle),
-            (4, self.pull_big), (0.5, self.unlink), (0.5, self.unlink_by_force)]
+            (8, self.pull_big), (0.5, self.unlink), (0.5, self.unlink_by_force)]
         self.rare = [(1.0, self.drop_destination), (0.05, self.restart)]
 
     def step(self) -> None:
@@ -150,11 +149,16 @@ class Decoder(Worker):
         return Wish(peer, key, shelves.SLOT_OF_LANE + lane, row, to, to_row, pattern.generation(peer.life, cache_id))
 
     def pull_row(self, peer: Peer) -> None:
-        """A row that is filled again and again: by its key, whole."""
+        """A row that is filled again and again: by its key or by the cache's id, whole or one half, of which another decoder may
+        pull the other."""
         slot = self.random.randrange(shelves.ROWS.rows)
-        to = self.destination(shelves.ROWS)
-        low = int(self.board.published[peer.number, slot])
-        self.pull([Wish(peer, key_of_slot(peer.number, slot), slot, slot, to, self.random.randrange(shelves.ROWS.rows), low)])
+        parts = 2 if self.random.random() < 0.3 else 1
+        key: CacheKey | CacheKeyByIdAndIndex = key_of_slot(peer.number, slot)
+        if self.random.random() < 0.2:
+            key = CacheKeyByIdAndIndex(cluster_of(peer.number), shelves.ROWS_CACHE_ID, slot)
+        to = self.destination(shelves.ROWS, parts)
+        self.pull([Wish(peer, key, slot, slot, to, self.random.randrange(shelves.ROWS.rows),
+                        int(self.board.published[peer.number, slot]), self.random.randrange(parts))])
 
     def pull_keyed(self, peer: Peer) -> None:
         """All rows of a cache that lives by its keys."""

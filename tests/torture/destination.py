@@ -3,12 +3,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shmkv import CacheDesc, DataType, KvCache
+from shmkv.kv_cache_manager import KvCacheManager
 from torture import pattern
 from torture.pattern import CANARY, Stamp
 from torture.shelves import Shape
-
-from shmkv import CacheDesc, DataType, KvCache
-from shmkv.kv_cache_manager import KvCacheManager
 
 
 class Destination:

@@ -1,4 +1,4 @@
-"""The end of a run: some decoders are killed and the others end, then the prompts free everything, then `shmkv gc`; what is left."""
+"""The end of a run: some decoders are killed, the others end, then the prompts free everything, then `shmkv gc`; what is left."""
 from __future__ import annotations
 
 import contextlib

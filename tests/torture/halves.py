@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shmkv import LLMException
 from torture import shelves
 from torture.prompt import key_of_slot
 from torture.pulls import CONSUMED, Wish
 from torture.shelves import HALVES_A_DECODER, Shape
 from torture.worker import Fault
-
-from shmkv import LLMException
 
 if TYPE_CHECKING:
     from torture.decoder import Decoder, Peer

@@ -5,10 +5,10 @@ import ctypes
 
 import numpy as np
 import numpy.typing as npt
-from torture.board import Board, Field
 
 from shmkv import _layout, _link_record
 from shmkv._mapping import Region
+from torture.board import Board, Field
 
 _OFFSETS = {(struct, name): offset for struct, name, offset, _ in _layout.fields()}
 _NBYTES = {name: nbytes for name, nbytes, _, _ in _layout.tables()}["LinkRecord"]
@@ -36,7 +36,7 @@ class Directory:
     def links(self) -> list[tuple[int, int]]:
         """(word without its waiters bit, incarnation of the initiator) of each record."""
         count = _link_record.links_reserved(self._region)
-        memory = (ctypes.c_char * (count * _NBYTES)).from_address(_link_record.address(self._region, 0))
+        memory = memoryview((ctypes.c_char * (count * _NBYTES)).from_address(_link_record.address(self._region, 0))).cast("B")
         rows: npt.NDArray[np.uint8] = np.frombuffer(memory, np.uint8).reshape(count, _NBYTES)
         words = rows[:, _WORD:_WORD + 4].copy().view(np.uint32)[:, 0] & ~np.uint32(_WAITERS)
         makers = rows[:, _INITIATOR:_INITIATOR + 8].copy().view(np.uint64)[:, 0]
@@ -56,7 +56,7 @@ class Directories:
         """The directory of a prompt's present life, or of its last one as long as no other has begun."""
         wanted = incarnation(self._board, prompt)
         found = self._mapped.get(prompt)
-        if found is not None and found.incarnation == wanted or not wanted:
+        if (found is not None and found.incarnation == wanted) or not wanted:
             return found
         try:
             self._mapped[prompt] = Directory(self._namespace, wanted)

@@ -1,8 +1,8 @@
 """The bytes of a row, and what they say about themselves.
 
-A *stamp* names cluster, slot, row and generation. Word i of tensor t is the stamp plus a number that depends on t and i alone, modulo
-2**64: subtract these numbers, and the stamp is left in every word, if all of them belong to one generation of one row and stand in
-their places.
+A *stamp* names cluster, slot, row and generation. Word i of tensor t is the stamp plus a number that depends on t and i alone,
+modulo 2**64: subtract these numbers, and the stamp is left in every word, if all of them belong to one generation of one row and
+stand in their places.
 """
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BLOCK = 32768
 _BASE: Words = np.random.default_rng(20).integers(0, 2**64, BLOCK, np.uint64)
 _TENSOR, _BLOCK = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
 _ALL = 2**64 - 1
-LIFE_BITS, COUNT_BITS = 16, 24
+COUNT_BITS = 24                         # of a generation; above them stands the life
 
 
 class Stamp(NamedTuple):
@@ -68,8 +68,9 @@ def array_of(cache: KvCache, shape: Shape) -> Words:
     (addresses,) = cache.per_device_tensor_addrs
     step = addresses[1] - addresses[0]
     length = step * (shape.tensors - 1) + shape.rows * shape.words * 8
-    memory = (ctypes.c_char * length).from_address(addresses[0])
-    return np.ndarray((shape.tensors, shape.rows, shape.words), np.uint64, memory, strides=(step, shape.words * 8, 8))
+    memory = memoryview((ctypes.c_char * length).from_address(addresses[0])).cast("B")
+    words: Words = np.ndarray((shape.tensors, shape.rows, shape.words), np.uint64, memory, strides=(step, shape.words * 8, 8))
+    return words
 
 
 def fill(row: Words, word: int) -> None:

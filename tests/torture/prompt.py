@@ -4,14 +4,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from shmkv import CacheDesc, CacheKey, DataType, KvCache, LLMException, LLMRole, LLMStatusCode, _link_record
 from torture import pattern, shelves
 from torture.board import Field
 from torture.pattern import Stamp, Words
 from torture.shelves import Shape
 from torture.worker import Call, Fault, Worker, cluster_info, cluster_of, only
-
-from shmkv import _link_record
-from shmkv import CacheDesc, CacheKey, DataType, KvCache, LLMException, LLMRole, LLMStatusCode
 
 UNLINK_TIMEOUT_MS = 2000
 SETTLE_S = 10.0
@@ -50,11 +48,12 @@ class Prompt(Worker):
         self.board.unlinks[self.number] += self.board.unlinks[self.number] % 2
         self.counted = 0
         self.in_lanes: dict[int, KvCache] = {}
-        self.shelves = [Shelf(self.allocate(shelves.ROWS), shelves.ROWS, 0), Shelf(self.allocate(halves), halves, shelves.ROWS.rows)]
-        # The big lanes are for those who live long enough.
+        self.shelves = [Shelf(self.allocate(shelves.ROWS), shelves.ROWS, 0),
+                        Shelf(self.allocate(halves), halves, shelves.ROWS.rows)]
+        assert self.shelves[0].cache.cache_id == shelves.ROWS_CACHE_ID
         self.actions = [(20, self.fill_rows), (60, self.fill_halves), (30, self.tiny_lanes), (1, self.middle_lane),
-                        (5, self.keyed_lane), (0.4, self.big_lane), (2, self.remove_key), (0.2, self.unlink),
-                        (0.4, self.unlink_reader), (0.3, self.collect), (0.01, self.restart)]
+                        (5, self.keyed_lane), (0.6, self.big_lane), (2, self.remove_key), (0.2, self.unlink),
+                        (2, self.unlink_reader), (0.3, self.collect), (0.01, self.restart)]
 
     def step(self) -> None:
         self.choose(self.actions)
@@ -185,10 +184,10 @@ class Prompt(Worker):
     def unlink_reader(self) -> None:
         """A link whose other side is in the middle of a pull, if there is one now."""
         assert self.dist._cluster is not None
-        region = self.dist._cluster.directory.region
+        region, namespace = self.dist._cluster.directory.region, self.dist._cluster.namespace
         for slot in range(_link_record.links_reserved(region)):
             initiator = _link_record.read(region, slot)["sides"][1]
-            if initiator["hazard"] and initiator["open"]:
+            if initiator["hazard"] and _link_record.initiator_lives(region, slot, namespace.life_fd, namespace.table):
                 self.unlink_from(initiator["cluster_id"] - cluster_of(self.plan.prompts))
                 return
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shmkv import CacheKey, CacheKeyByIdAndIndex, LLMException, LLMStatusCode
 from torture import pattern, shelves
 from torture.board import Board, Field
 from torture.destination import Destination
 from torture.pattern import Stamp
 from torture.worker import Fault, cluster_of
-
-from shmkv import CacheKey, CacheKeyByIdAndIndex, LLMException, LLMStatusCode
 
 if TYPE_CHECKING:
     from torture.decoder import Peer
@@ -74,7 +73,7 @@ class Judge:
         wanted = Stamp(cluster_of(wish.peer.number), wish.slot, wish.row, found.generation)
         if found != wanted:
             raise Fault(f"wrong bytes: {found} came of {wish}")
-        if found.generation < wish.low or wish.lane >= 0 and found.generation != wish.low:
+        if found.generation < wish.low or (wish.lane >= 0 and found.generation != wish.low):
             raise Fault(f"stale bytes: generation {found.generation:#x} came of {wish} after {wish.low:#x} was published")
         self._not_from_the_future(wish, found.generation)
         if found.generation >> pattern.COUNT_BITS != wish.peer.life:
@@ -85,7 +84,7 @@ class Judge:
         if wish.lane < 0:
             begun = int(self.board.filling[wish.peer.number, wish.slot])
             if begun >> pattern.COUNT_BITS == wish.peer.life and generation > begun:
-                raise Fault(f"wrong bytes: generation {generation:#x} came of {wish}, and {begun:#x} is the last one that was begun")
+                raise Fault(f"wrong bytes: generation {generation:#x} came of {wish}; the last one that was begun is {begun:#x}")
 
     # -- what failed ------------------------------------------------------------------------------------------------
 
@@ -147,7 +146,7 @@ class Judge:
 
     @property
     def _worker(self) -> int:
-        return self.decoder + self.board.published.shape[0]
+        return self.decoder + int(self.board.published.shape[0])
 
     def is_over(self, peer: Peer) -> bool:
         return self.board.is_over(peer.number, peer.life)

@@ -264,7 +264,8 @@ class Referee:
             life.signal(signal.SIGUSR1)
             time.sleep(0.5)
             stacks = self.starter.complaints.read_text()[-4000:]
-            self.fault(f"worker {life.number} hangs in {Call(int(row[Field.CALL])).name} for {(now - since) / 1e9:.1f} s:\n{stacks}")
+            call = Call(int(row[Field.CALL])).name
+            self.fault(f"worker {life.number} hangs in {call} for {(now - since) / 1e9:.1f} s:\n{stacks}")
 
 
 def shown(found: dict[str, str]) -> str:

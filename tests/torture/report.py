@@ -12,18 +12,18 @@ from torture.board import Board, Field, Sample
 from torture.ending import Left
 from torture.referee import Seen
 
-WRONG = ("wrong bytes", "stale bytes")
+WRONG = ("wrong bytes", "stale bytes", "has written")
+TOTALS = (Field.PULLS, Field.NBYTES, Field.MISSES, Field.UNTOUCHED, Field.LOST, Field.CUT, Field.LINKS, Field.PUBLISHED,
+          Field.REFUSED, Field.RESTARTS)
 
 
 def summary(plan: Plan, board: Board, seen: Seen, left: Left) -> dict[str, Any]:
     """All figures of a run."""
-    totals = {field.name.lower(): board.total(field) for field in (
-        Field.PULLS, Field.NBYTES, Field.MISSES, Field.UNTOUCHED, Field.LOST, Field.CUT, Field.LINKS, Field.PUBLISHED, Field.REFUSED,
-        Field.RESTARTS)}
-    recoveries = {kind.name.lower(): quantiles(board.all_samples(kind)) for kind in Sample}
-    wrong = sum(any(word in fault for word in WRONG) for fault in seen.faults)
-    return {"plan": asdict(plan), **asdict(seen), **totals, "recoveries_ms": recoveries, "wrong_or_stale": wrong, "left": asdict(left),
-            "faults": seen.faults + leaks(left)}
+    totals = {field.name.lower(): board.total(field) for field in TOTALS}
+    times = {kind.name.lower(): quantiles(board.all_samples(kind)) for kind in Sample}
+    bytes_faults = sum(any(word in fault for word in WRONG) for fault in seen.faults)
+    return {"plan": asdict(plan), **asdict(seen), **totals, "recoveries_ms": times, "wrong_or_stale": bytes_faults,
+            "left": asdict(left), "faults": seen.faults + leaks(left)}
 
 
 def leaks(left: Left) -> list[str]:
@@ -44,35 +44,57 @@ def quantiles(samples: Sequence[int]) -> dict[str, float]:
 
 
 def show(found: dict[str, Any]) -> None:
-    seconds = found["seconds"]
     plan = found["plan"]
-    print(f"{plan['prompts']} prompts, {plan['decoders']} decoders, {seconds:.0f} s, of these {found['one_core_s']:.0f} s on one core; "
-          f"seed {plan['seed']}")
-    print(f"kills survived           {found['kills']:>12,}   {found['kills'] / seconds:.1f} a second; {found['of_prompts']:,} prompts; "
-          f"{found['at_once']} times several at once")
-    print(f"  holding a lock         {found['holding']:>12,}   and {found['held_by_peer']:,} prompts while a decoder held one of theirs")
-    print(f"stops                    {found['stops']:>12,}")
-    print(f"processes                {found['started_apart'] + found['forked']:>12,}   {found['started_apart']:,} interpreters, "
-          f"{found['forked']:,} forked by one; {found['restarts']:,} times finalize and init again")
-    print(f"checked pulls            {found['pulls']:>12,}   {found['pulls'] / seconds:,.0f} a second, {found['nbytes'] / 2**30:.1f} GiB; "
-          f"{found['misses']:,} answered \"not there\"")
-    print(f"  failed and looked at   {found['untouched']:>12,}   destinations that had to be as before")
-    print(f"published                {found['published']:>12,}   rows; {found['refused']:,} times no memory")
-    print(f"links                    {found['links']:>12,}   {found['lost']:,} ended by a death, {found['cut']:,} removed by the prompt")
-    for name, text in (("status", "death to status"), ("again", "death to next right pull")):
-        some = found["recoveries_ms"][name]
-        if some["count"]:
-            print(f"{text:<24} {some['count']:>12,}   p50 {some['p50']:.2f} ms, p99 {some['p99']:.2f} ms, max {some['max']:.1f} ms")
-    print(f"wrong or stale bytes     {found['wrong_or_stale']:>12,}")
-    print(f"hangs                    {found['hangs']:>12,}")
-    left = found["left"]
-    print(f"left at the end          {left['files']:>12,}   files, {left['nbytes']:,} bytes after gc ({left['files_before_gc']} before); "
-          f"of {left['ended']} that ended: {left['descriptors']} descriptors, {left['mappings']} mappings, {left['mapped_nbytes']} bytes "
-          f"mapped, {left['caches']} caches")
-    print(f"peak in /dev/shm         {found['peak_nbytes'] / 2**20:>12,.0f}   MiB")
-    print(f"faults                   {len(found['faults']):>12,}")
+    print(f"{plan['prompts']} prompts, {plan['decoders']} decoders, {found['seconds']:.0f} s, "
+          f"of these {found['one_core_s']:.0f} s on one core; seed {plan['seed']}")
+    for name, number, more in [*kills(found), *pulls(found), *recoveries(found), *wrong(found)]:
+        print(f"{name:<26}{number:>12,}   {more}".rstrip())
     for fault in found["faults"]:
         print(f"FAULT: {fault}")
+
+
+Line = tuple[str, int, str]
+
+
+def kills(found: dict[str, Any]) -> list[Line]:
+    return [
+        ("kills survived", found["kills"], f"{found['kills'] / found['seconds']:.1f} a second; {found['of_prompts']:,} prompts; "
+                                           f"{found['at_once']} times several at once"),
+        ("  holding a lock", found["holding"], f"and {found['held_by_peer']:,} prompts while a decoder held one of theirs"),
+        ("stops", found["stops"], ""),
+        ("processes", found["started_apart"] + found["forked"],
+         f"{found['started_apart']:,} interpreters, {found['forked']:,} forked by one; {found['restarts']:,} times finalize and "
+         "init again in the same process"),
+    ]
+
+
+def pulls(found: dict[str, Any]) -> list[Line]:
+    return [
+        ("checked pulls", found["pulls"], f"{found['pulls'] / found['seconds']:,.0f} a second, {found['nbytes'] / 2**30:.1f} GiB; "
+                                          f"{found['misses']:,} answered \"not there\""),
+        ("  failed and looked at", found["untouched"], "destinations that had to be as before"),
+        ("published", found["published"], f"rows; {found['refused']:,} times no memory"),
+        ("links", found["links"], f"{found['lost']:,} ended by a death, {found['cut']:,} removed by the prompt"),
+    ]
+
+
+def recoveries(found: dict[str, Any]) -> list[Line]:
+    named = (("death to status", found["recoveries_ms"]["status"]), ("death to next right pull", found["recoveries_ms"]["again"]))
+    return [(name, some["count"], f"p50 {some['p50']:.2f} ms, p99 {some['p99']:.2f} ms, max {some['max']:.1f} ms")
+            for name, some in named if some["count"]]
+
+
+def wrong(found: dict[str, Any]) -> list[Line]:
+    left = found["left"]
+    return [
+        ("wrong or stale bytes", found["wrong_or_stale"], ""),
+        ("hangs", found["hangs"], ""),
+        ("left at the end", left["files"], f"files, {left['nbytes']:,} bytes after gc ({left['files_before_gc']} before)"),
+        ("ended by themselves", left["ended"], f"left {left['descriptors']} descriptors, {left['mappings']} mappings, "
+                                               f"{left['mapped_nbytes']:,} bytes mapped, {left['caches']} caches"),
+        ("peak in /dev/shm", found["peak_nbytes"] >> 20, "MiB"),
+        ("faults", len(found["faults"]), ""),
+    ]
 
 
 def write(found: dict[str, Any], path: str) -> None:

@@ -30,8 +30,8 @@ COVERAGE = [
             if seen & 0xFFFFFFFF00000000ULL != tag:
                 return False
 """, ""),
-    Edit("_lookup.pyx", "        if load64_seq(&words[number]) != (row_generation << 32 | word_bits(0, cache.num_tensors, number)):\n",
-         "        if load64_seq(&words[number]) != word_bits(0, cache.num_tensors, number):\n"),
+    Edit("_lookup.pyx", "!= (row_generation << 32 | word_bits(0, cache.num_tensors, number)):",
+         "!= word_bits(0, cache.num_tensors, number):"),
 ]
 
 BUGS: dict[str, list[Edit]] = {"pin": PIN, "hazard": HAZARD, "word": WORD, "coverage": COVERAGE}

@@ -29,6 +29,7 @@ class Shape:
 
 
 ROWS = Shape(4, 16, 64)
+ROWS_CACHE_ID = 1                       # the first that a prompt allocates
 TINY = Shape(2, 2, 16)
 MIDDLE = Shape(4, 2, 32768)             # 2 MiB
 KEYED = Shape(4, 4, 1024)

@@ -16,11 +16,10 @@ from contextlib import contextmanager
 from enum import IntEnum, auto
 from pathlib import Path
 
-from torture.arguments import Plan
-from torture.board import Board, Field, Wanted
-
 from shmkv import LLMClusterInfo, LLMConfig, LLMDataDist, LLMException, LLMRole, LLMStatusCode
 from shmkv.kv_cache_manager import KvCacheManager
+from torture.arguments import Plan
+from torture.board import Board, Field, Wanted
 
 SYNC_KV_TIMEOUT_MS = 10_000
 
@@ -168,7 +167,8 @@ class Worker:
         self.mine[Field.FDS] = len(os.listdir("/proc/self/fd")) - self.fds - self._life_files()
 
     def _life_files(self) -> int:
-        targets = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{fd}")]
+        descriptors = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+        targets = [os.readlink(each) for each in descriptors if os.path.islink(each)]
         return min(1, sum(target.startswith(f"/dev/shm/{self.plan.namespace}.life") for target in targets))
 
 

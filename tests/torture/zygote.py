@@ -1,8 +1,9 @@
 """One life of a worker, and the process that forks such lives.
 
-A worker starts in one of two ways: as an interpreter of its own (`python -m torture.zygote NUMBER`), or as a child of an interpreter
-that was started apart, has imported everything and has never joined a namespace (`python -m torture.zygote`). The second is ten times
-as fast, which is what makes thousands of kills possible; to the library they are the same: a process that calls init.
+A worker starts in one of two ways: as an interpreter of its own (`python -m torture.zygote NUMBER`), or as a child of an
+interpreter that was started apart, has imported everything and has never joined a namespace (`python -m torture.zygote`). The
+second costs a fraction of the first, which is what makes thousands of kills possible; to the library they are the same: a process
+that calls init.
 """
 from __future__ import annotations
 
