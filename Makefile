@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 SOURCES := $(wildcard shmkv/*.pyx shmkv/*.pxd shmkv/*.h)
 
-.PHONY: demo test lint bench bench-peers demo-llm test-llm clean same-python
+.PHONY: demo test torture lint bench bench-peers demo-llm test-llm clean same-python
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.built
@@ -16,6 +16,10 @@ demo: $(VENV)/.built
 
 test: $(VENV)/.with-test
 	@$(BIN)/python -m pytest -m "not llm and not engines and not soak"
+
+# make torture TORTURE='--minutes 10 --kills 10000': what python -m torture --help says.
+torture: $(VENV)/.with-test
+	@PYTHONPATH=tests $(BIN)/python -m torture $(TORTURE)
 
 lint: $(VENV)/.with-lint $(VENV)/.with-test
 	@$(BIN)/ruff check .

@@ -2,5 +2,5 @@
 from shmkv._mapping import Region
 
 def remove(
-    directory: Region, slot: int, life_fd: int, members: Region, timeout_ms: int, force: bool
+    directory: Region, slot: int, serial: int, life_fd: int, members: Region, timeout_ms: int, force: bool
 ) -> bool: ...

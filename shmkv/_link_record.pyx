@@ -11,6 +11,7 @@ from libc.string cimport memset
 from shmkv._crash cimport crash_point
 from shmkv._futex cimport (
     add64_relaxed,
+    fence_acquire,
     load32_acquire,
     load64_acquire,
     load64_seq,
@@ -192,14 +193,19 @@ def abandon(Region directory, uint32_t slot):
 
 
 def find(Region directory, uint64_t cluster_id):
-    """Slots of living links that the cluster with this id made to this directory."""
+    """(slot, serial) of the living links that the cluster with this id made to this directory."""
     cdef uint32_t slot
     cdef LinkRecord* link
+    cdef uint64_t state, maker
     found = []
     for slot in range(links_reserved(directory)):
         link = link_at(directory.address, slot)
-        if word_state(load64_seq(&link.state)) == LINK_LIVE and link.sides[SIDE_INITIATOR].cluster_id == cluster_id:
-            found.append(slot)
+        state = load64_seq(&link.state)
+        maker = link.sides[SIDE_INITIATOR].cluster_id
+        fence_acquire()
+        # The same state after the look: both are of one link.
+        if word_state(state) == LINK_LIVE and maker == cluster_id and load64_seq(&link.state) == state:
+            found.append((slot, word_generation(state)))
     return found
 
 

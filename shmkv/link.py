@@ -277,13 +277,13 @@ class Links:
     def _unlink_incoming(self, cluster_id: int, deadline: float, force: bool) -> LLMStatusCode:
         """A cluster that only was linked to removes the link from its own directory."""
         region = self._cluster.directory.region
-        slots = _link_record.find(region, cluster_id)
+        links = _link_record.find(region, cluster_id)
         namespace = self._cluster.namespace
-        for slot in slots:
+        for slot, serial in links:
             left_ms = 0 if force else max(0, int((deadline - time.monotonic()) * 1000))
-            if not _acceptor.remove(region, slot, namespace.life_fd, namespace.table, left_ms, force):
+            if not _acceptor.remove(region, slot, serial, namespace.life_fd, namespace.table, left_ms, force):
                 return LLMStatusCode.LLM_LINK_BUSY
-        return OK if slots else LLMStatusCode.LLM_NOT_YET_LINK
+        return OK if links else LLMStatusCode.LLM_NOT_YET_LINK
 
     def _sweep_closing(self) -> None:
         """Close our side of removed links once no thread is inside; the record can be used again then."""

@@ -42,7 +42,8 @@ def close_side(owner: Owner, record: int, side: int = INITIATOR) -> None:
 
 
 def remove(owner: Owner, record: int, timeout_ms: int = PATIENT_MS, force: bool = False) -> bool:
-    return bool(_acceptor.remove(owner.region, record, NO_LIFE_FILE, owner.members, timeout_ms, force))
+    serial = _link_record.read(owner.region, record)["serial"]
+    return bool(_acceptor.remove(owner.region, record, serial, NO_LIFE_FILE, owner.members, timeout_ms, force))
 
 
 def test_claimed_record_names_both_sides(owner: Owner) -> None:
@@ -52,7 +53,7 @@ def test_claimed_record_names_both_sides(owner: Owner) -> None:
     assert (found["state"], found["serial"], found["word"]) == (LIVE, 1, 0)
     assert (acceptor["slot"], acceptor["incarnation"], acceptor["cluster_id"], acceptor["open"]) == (0, 0xA1, 1, 0)
     assert (initiator["slot"], initiator["incarnation"], initiator["cluster_id"], initiator["open"]) == (3, 0xB2, 20, 1)
-    assert _link_record.find(owner.region, 20) == [record]
+    assert _link_record.find(owner.region, 20) == [(record, 1)]
     assert _link_record.find(owner.region, 21) == []
     assert _link_record.address(owner.region, record) == owner.region.base + memory.TABLES["LinkRecord"][1] + record * 4096
 
@@ -182,3 +183,31 @@ def test_only_a_living_link_can_end(owner: Owner, state: int) -> None:
     set_state(owner, record, state)
     assert remove(owner, record, force=True)
     assert read(owner, record)["state"] == state
+
+
+def used_again(owner: Owner, record: int) -> None:
+    """The link in a record ends, and another cluster takes the record."""
+    _members.clear(owner.members, 1)
+    assert owner.claim(slot=5, incarnation=0xE5, cluster_id=50) == record
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_remove_leaves_the_next_link_of_its_record_alone(owner: Owner, force: bool) -> None:
+    record = owner.claim()
+    [(slot, serial)] = _link_record.find(owner.region, 2)
+    used_again(owner, record)
+    assert _acceptor.remove(owner.region, slot, serial, NO_LIFE_FILE, owner.members, PATIENT_MS, force)
+    assert _link_record.find(owner.region, 50) == [(record, serial + 1)]
+
+
+def test_remove_that_waits_leaves_the_next_link_of_its_record_alone(owner: Owner) -> None:
+    record = owner.claim()
+    word(owner, record, 2)                  # held by the initiator, which dies
+    done: list[bool] = []
+    thread = threading.Thread(target=lambda: done.append(remove(owner, record)))
+    thread.start()
+    memory.wait_until(lambda: bool(word(owner, record) >> 31), "the waiters bit")
+    used_again(owner, record)
+    thread.join()
+    assert done == [True]
+    assert _link_record.find(owner.region, 50) == [(record, 2)]

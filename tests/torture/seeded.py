@@ -1,0 +1,42 @@
+"""Bugs that are put into a copy of the sources, one at a time, to show that a storm finds them."""
+from __future__ import annotations
+
+from pathlib import Path
+
+from builds import Edit, build_edited
+
+# A pull takes the words that it saw before its hazard stood for those that stand now.
+PIN = [Edit("_lookup.pyx", """\
+    if load64_seq(&found.cache.word) == found.cache_word and load64_seq(&found.row.word) == found.row_word:
+        return True
+    unpin(side)
+    return False
+""", "    return True\n")]
+
+# The owner may use the memory again while it is being copied.
+HAZARD = [Edit("_core.pyx", "            looker.link = link\n", "            unpin(link.mine)\n            looker.link = link\n")]
+
+# The other side may have the link before the copy, its fence, the recheck and the end of the hazard.
+WORD = [
+    Edit("_core.pyx", "swap32_seq\nfrom shmkv._layout", "swap32_seq, word_release\nfrom shmkv._layout"),
+    Edit("_core.pyx", "            looker.link = link\n",
+         "            link.retake_ns = word_release(&link.record.word, link.side)\n            looker.link = link\n"),
+]
+
+# Marks of an earlier key of a row count for the next one.
+COVERAGE = [
+    Edit("_directory.pyx", "store64_release(&words_of_row[i], generation << 32)", "store64_release(&words_of_row[i], 0)"),
+    Edit("_lookup.pyx", """\
+            if seen & 0xFFFFFFFF00000000ULL != tag:
+                return False
+""", ""),
+    Edit("_lookup.pyx", "!= (row_generation << 32 | word_bits(0, cache.num_tensors, number)):",
+         "!= word_bits(0, cache.num_tensors, number):"),
+]
+
+BUGS: dict[str, list[Edit]] = {"pin": PIN, "hazard": HAZARD, "word": WORD, "coverage": COVERAGE}
+
+
+def build_with(bug: str) -> Path:
+    """The folder of a build that has this bug."""
+    return build_edited("plain", f"seeded-{bug}", BUGS[bug])

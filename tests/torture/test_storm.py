@@ -1,0 +1,77 @@
+"""A short storm, the rules that judge its pulls, and that a seeded bug ends one."""
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from torture import pattern, seeded
+from torture.pattern import Stamp
+from torture.shelves import BIG, ROWS, Shape
+
+TESTS = Path(__file__).resolve().parent.parent
+ROUNDS = float(os.environ.get("SHMKV_ROUNDS", "1"))
+KILLS = max(500, int(500 * ROUNDS))
+DEADLINE_S = 600 * max(1.0, ROUNDS)
+
+
+def storm(log: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """A run in an interpreter of its own, and its report."""
+    env = {**os.environ, "PYTHONPATH": str(TESTS)}
+    done = subprocess.run([sys.executable, "-m", "torture", "--json", str(log), *arguments], env=env, capture_output=True,
+                          text=True, timeout=DEADLINE_S)
+    return done, json.loads(log.read_text())
+
+
+@pytest.mark.timeout(DEADLINE_S + 60)
+def test_storm_of_kills_finds_no_fault(tmp_path: Path) -> None:
+    done, found = storm(tmp_path / "log", "--minutes", "0", "--kills", str(KILLS), "--kills-per-s", "60", "--phase-s", "4")
+    assert found["faults"] == [], done.stdout
+    assert done.returncode == 0, done.stderr
+    assert found["kills"] >= KILLS
+    assert found["holding"] > 0
+    assert found["pulls"] > KILLS
+    assert found["recoveries_ms"]["again"]["count"] > 0
+    assert found["left"]["ended"] > 0
+    assert found["left"]["files"] == found["left"]["caches"] == found["left"]["mappings"] == found["left"]["descriptors"] == 0
+
+
+@pytest.mark.timeout(1300)
+def test_storm_finds_memory_used_again_during_a_copy(tmp_path: Path) -> None:
+    """The seeded bug that is found soonest; the others need up to minutes."""
+    seeded.build_with("hazard")
+    done, found = storm(tmp_path / "log", "--seeded", "hazard")
+    assert done.returncode == 1, done.stdout
+    assert any("has written" in fault for fault in found["faults"]), done.stdout
+
+
+@pytest.mark.parametrize("shape", [ROWS, BIG], ids=["one block", "many blocks"])
+def test_bytes_tell_what_they_belong_to(shape: Shape) -> None:
+    row = np.empty((shape.tensors, shape.words), np.uint64)
+    stamp = Stamp(7, 513, 3, pattern.generation(9, 4))
+    pattern.fill(row, pattern.pack(stamp))
+    word = pattern.read(row)
+    assert word is not None
+    assert pattern.unpack(word) == stamp
+
+
+@pytest.mark.parametrize("shape", [ROWS, BIG], ids=["one block", "many blocks"])
+def test_one_foreign_word_is_seen(shape: Shape) -> None:
+    row = np.empty((shape.tensors, shape.words), np.uint64)
+    pattern.fill(row, pattern.pack(Stamp(1, 2, 3, 5)))
+    row[-1, -1] -= np.uint64(1)
+    assert pattern.read(row) is None
+
+
+def test_rows_in_each_other_s_places_are_seen() -> None:
+    row = np.empty((4, 2 * pattern.BLOCK), np.uint64)
+    pattern.fill(row, pattern.pack(Stamp(1, 2, 3, 5)))
+    blocks = row.reshape(4, 2, pattern.BLOCK)
+    blocks[0, [0, 1]] = blocks[0, [1, 0]].copy()
+    assert pattern.read(row) is None
