@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from peer import Namespace, Peer, StartPeer, req
+from mid_copy import CONTENT, ONE, TRIES, fill, stop_in_the_middle
+from peer import Namespace, Peer, StartPeer, by_id, req
 from reference import SUCCESS
-from shared_bytes import SharedFile, directory_of
-from slow_copy import CONTENT, fill, made_for_it, stopped_in_the_middle
+from shared_bytes import SharedFile, directory_of, segments_of
 
 pytestmark = pytest.mark.timeout(120)
 NOT_EXIST = "LLM_KV_CACHE_NOT_EXIST"
@@ -145,10 +145,17 @@ def test_fr_071_a_generation_that_comes_round_is_another_one(namespace: Namespac
                                                              wraps_at: int) -> None:
     """2**56: a row's word holds the generation above 8 bits of state, 64 bits in all."""
     p, d = prompt(1), decoder(2)
-    made_for_it(p, d)
-    with SharedFile(directory_of(namespace, 1)) as directory:
-        _set_generation(directory, p, "old", wraps_at - 8)
-        stopped_in_the_middle(namespace, p, d, req(1, 7))
+    for peer, name in ((p, "old"), (d, "kv")):
+        peer.call("allocate", name=name, **ONE)
+    d.call("pull", key=by_id(1, 1), name="kv")
+    with SharedFile(directory_of(namespace, 1)) as directory, SharedFile(segments_of(namespace, 2)[0]) as destination:
+        fill(p, "old", 11)
+        for _ in range(TRIES):
+            _set_generation(directory, p, "old", wraps_at - 4)
+            if stop_in_the_middle(d, req(1, 7), destination):
+                break
+            d.cont()
+            assert d.receive().outcome == SUCCESS
         before = directory.get("RowRecord", "word") >> 8
         for number in range(5):
             p.call("unbind", name="old", rows=[0])

@@ -3,15 +3,14 @@ from __future__ import annotations
 
 import pytest
 from agent_code import HEARD, LISTEN
+from mid_copy import CONTENT, NEW, OLD, ONE, caught_in_the_middle, fill
 from peer import SHM, Namespace, StartPeer, by_id, req
 from reference import SUCCESS
 from shared_bytes import SharedFile, directory_of, segments_of
-from slow_copy import CONTENT, OLD, ONE, caught_in_the_middle, fill
 
 from shmkv import _layout
 
 pytestmark = pytest.mark.timeout(120)
-NEW = 22
 T_MS = 20000
 
 
