@@ -50,10 +50,10 @@ def test_fr_067_everybody_goes_on_while_some_are_killed(namespace: Namespace, pr
     nursery.call("execute", code=_START)
     alive = list(range(16))
     with SharedFile(directory_of(namespace, 1)) as directory:
-        for turn in range(rounds(20)):
+        for turn in range(rounds(10)):
             victim = int(rng.choice(alive))
             alive = nursery.call("execute", code=_REPLACE.replace("{victim}", str(victim)))
-            if turn % 10 == 9:
+            if turn % 5 == 4:
                 before = _progress(directory, alive)
                 until(lambda before=before: all(now > before[number]            # type: ignore[misc]
                                                 for number, now in _progress(directory, list(before)).items()))
