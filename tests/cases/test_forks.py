@@ -182,8 +182,7 @@ codes = []
 signal.signal(signal.SIGALRM, handler)
 for number in range({count}):
     signal.setitimer(signal.ITIMER_REAL, 1e-5 + number * 37 % 997 * 1e-6)
-    until = len(codes) + 1
-    while len(codes) < until:
+    while len(codes) <= number:
         cache = manager.allocate_cache(shmkv.CacheDesc(2, [2, 64], shmkv.DataType.DT_INT8), [shmkv.CacheKey(1, 100 + number)])
         manager.remove_cache_key(shmkv.CacheKey(1, 100 + number))
         manager.deallocate_cache(cache)
