@@ -12,7 +12,7 @@ from shared_bytes import SharedFile, directory_of, reader_slot
 from started_apart import until
 
 pytestmark = pytest.mark.timeout(120)
-FINALIZED = {"LLM_ENGINE_FINALIZED", "LLM_FAILED"}
+FINALIZED = {"LLM_ENGINE_FINALIZED", "LLM_FAILED", "LLM_KV_CACHE_NOT_EXIST", "LLM_NOT_YET_LINK"}      # what is found gone first
 T_MS = 20000
 
 _CROWD = SPAWN + """

@@ -53,8 +53,8 @@ if first == "other":
 
 
 @pytest.mark.parametrize(("how", "before", "count"), [
-    ("one by one", "numpy", 12), ("one by one", "nothing", 4), ("threads", "nothing", 4), ("threads", "numpy", 4),
-    ("modules in threads", "nothing", 8)])
+    ("one by one", "numpy", 8), ("one by one", "nothing", 2), ("threads", "nothing", 2), ("threads", "numpy", 2),
+    ("modules in threads", "nothing", 4)])
 def test_fr_052_modules_in_any_order(namespace: Namespace, prompt: StartPeer, rounds: Callable[[int], int], how: str, before: str,
                                      count: int) -> None:
     p = prompt(1)

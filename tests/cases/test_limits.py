@@ -83,7 +83,7 @@ def test_a_limit_met_by_allocate_is_an_answer(namespace: Namespace, prompt: Star
 
 @pytest.mark.parametrize("limit", [("RLIMIT_AS", "now + (1 << 20)"), ("RLIMIT_FSIZE", "4096"), *(
     ("RLIMIT_NOFILE", f"now + {free}") for free in range(2))])
-def test_a_limit_met_by_init_is_an_answer(namespace: Namespace, prompt: StartPeer, decoder: StartPeer, limit: tuple[str, str]) -> None:
+def test_a_limit_met_by_init_is_an_answer(namespace: Namespace, limit: tuple[str, str]) -> None:
     p, d = namespace.start(), namespace.start()
     for peer in (p, d):
         peer.call("execute", code=LISTEN)
@@ -177,6 +177,16 @@ def test_an_index_that_cannot_grow_is_an_answer(private_shm: PrivateShm) -> None
     assert d.outcome("pull", key=req(1, 999), name="kv") == SUCCESS
 
 
+_FILL_UP = """
+try:
+    with open("/dev/shm/filler", "wb", buffering=0) as filler:
+        while filler.write(bytes(4096)) == 4096:
+            pass
+except OSError:
+    pass
+"""
+
+
 def test_a_link_record_that_has_no_room_is_an_answer(private_shm: PrivateShm) -> None:
     """The fifth link to a cluster needs another page of its directory."""
     shm = private_shm("size=1m")
@@ -184,8 +194,7 @@ def test_a_link_record_that_has_no_room_is_an_answer(private_shm: PrivateShm) ->
     readers = [shm.cluster("DECODER", 2 + number) for number in range(5)]
     for d in readers[:4]:
         assert d.call("link", ids=[1]) == [SUCCESS, [SUCCESS]]
-    p.call("execute", code="try:\n    with open('/dev/shm/filler', 'wb', buffering=0) as f:\n        while f.write(bytes(4096)) == 4096:\n"
-                           "            pass\nexcept OSError:\n    pass")
+    p.call("execute", code=_FILL_UP)
     answer = readers[4].attempt("link", ids=[1], timeout=1000)
     assert answer.value == ["LLM_LINK_FAILED", ["LLM_LINK_FAILED"]], "a status"
     readers[4].call("execute", code="import os\nos.unlink('/dev/shm/filler')")

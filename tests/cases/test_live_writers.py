@@ -1,5 +1,5 @@
-"""Field cases FR-064 and FR-081: tables that grow, and headers that a neighbour rewrites, while they are read. Under AddressSanitizer
-too, where that build is there to be had."""
+"""Field cases FR-064 and FR-081: tables that grow, and headers that a neighbour rewrites, while they are read. In an ordinary
+build, and in one with AddressSanitizer and UndefinedBehaviorSanitizer."""
 from __future__ import annotations
 
 import threading

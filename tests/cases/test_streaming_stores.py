@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest

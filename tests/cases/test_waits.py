@@ -1,6 +1,7 @@
 """Signals in the waits that FR-066 does not name: the queue of threads, the poll for a peer, the cold lock, finalize.
 
-An interrupt comes out as KeyboardInterrupt, a handler that returns lets the wait go on to its first deadline, and nothing stays held.
+An interrupt comes out as KeyboardInterrupt, a handler that returns lets the wait go on to its first deadline, and nothing stays
+held.
 """
 from __future__ import annotations
 
@@ -138,9 +139,9 @@ def test_no_interrupt_is_lost_in_the_wait_for_the_cold_lock(namespace: Namespace
     assert d.call("link", ids=[77]) == [SUCCESS, [SUCCESS]], "nothing stays held"
 
 
-@pytest.mark.parametrize("call", ["link", "init", "finalize"])
-@pytest.mark.parametrize("how", ["interrupted", "ticked"])
-def test_a_signal_in_the_wait_for_the_cold_lock(namespace: Namespace, prompt: StartPeer, call: str, how: str) -> None:
+@pytest.mark.parametrize(("how", "call"), [("interrupted", "link"), ("interrupted", "init"), ("interrupted", "finalize"),
+                                           ("ticked", "link"), ("ticked", "init")])
+def test_a_signal_in_the_wait_for_the_cold_lock(namespace: Namespace, prompt: StartPeer, how: str, call: str) -> None:
     p, d = prompt(1), namespace.start()
     options = {"options": {"sync_kv_timeout": T_MS}, "raw": {}}
     if call != "init":
@@ -182,7 +183,8 @@ result = [first, again, outcomes]
 
 
 @pytest.mark.parametrize("how", ["interrupted", "ticked"])
-def test_a_signal_in_finalizes_wait_for_a_running_pull(namespace: Namespace, prompt: StartPeer, decoder: StartPeer, how: str) -> None:
+def test_a_signal_in_finalizes_wait_for_a_running_pull(namespace: Namespace, prompt: StartPeer, decoder: StartPeer,
+                                                       how: str) -> None:
     p, d = prompt(1), decoder(2)
     shape = {"num_tensors": 4, "shape": [1, 64 << 20], "dtype": "DT_INT8"}
     for peer in (p, d):

@@ -1,4 +1,7 @@
-"""Threads pull from cluster 1 without a break while the program ends in the way that its argument names. Prints what each way saw."""
+"""Threads pull from cluster 1 without a break while the program ends in the way that its argument names.
+
+Prints what each call at the end was told.
+"""
 from __future__ import annotations
 
 import atexit
@@ -24,8 +27,9 @@ def pull_and_say(when: str) -> None:
 if how.startswith("handlers"):
     atexit.register(lambda: pull_and_say("before the import"))
 
-import shmkv  # noqa: E402
 from agent import cluster_info  # noqa: E402
+
+import shmkv  # noqa: E402
 
 if how.startswith("handlers"):
     atexit.register(lambda: pull_and_say("after the import"))

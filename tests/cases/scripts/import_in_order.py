@@ -23,8 +23,9 @@ def names() -> list[str]:
 
 def use(cluster_id: int) -> None:
     """Allocate and pull once."""
-    import shmkv
     from agent import Agent
+
+    import shmkv
 
     own = Agent()
     own.init("DECODER", cluster_id, {"sync_kv_timeout": 20000}, {})
