@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 
 try:
-    from shmkv import _layout as _built  # noqa: F401
-except ImportError as error:
+    import shmkv._layout  # noqa: F401
+except ModuleNotFoundError as error:        # not every ImportError: a second interpreter of a process has another reason
     raise ImportError("this is the source tree of shmkv, not built for this Python: run elsewhere what was installed by pip, or "
                       "build it here by `make demo` or `pip install -e .`") from error
 

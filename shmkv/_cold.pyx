@@ -5,6 +5,8 @@ Compiled for the same reason as `_mutex`: entering and leaving have no gap for a
 """
 import time
 
+from cpython.exc cimport PyErr_CheckSignals
+
 from shmkv._mutex cimport Mutex
 from shmkv import _life
 from shmkv.errors import LLMException
@@ -34,6 +36,7 @@ cdef class ColdLock:
         try:
             # A record lock that is waited for cannot time out, so it is polled.
             while not _life.hold_cold(self.life_fd):
+                PyErr_CheckSignals()        # of a signal that came between two sleeps: nothing else here would see it
                 if time.monotonic() >= self.deadline:
                     pid = _life.cold_holder_pid(self.life_fd)
                     raise LLMException(f"process {pid or 'of another pid namespace'} holds the cold lock of namespace "

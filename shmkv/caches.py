@@ -165,7 +165,8 @@ class OwnCaches:
     def _no_memory(self, wanted: CacheLayout, error: BaseException) -> LLMException:
         desc, nbytes = wanted.desc, wanted.nbytes
         number = getattr(error, "errno", None)
-        if number not in (None, errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+        # posix_ipc says some things, as that there are too many open files, without a number.
+        if isinstance(error, OSError) and number not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
             return LLMException(f"cannot allocate {desc!r}: {error}")
         free = segment.free_nbytes()
         hint = ""

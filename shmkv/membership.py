@@ -89,9 +89,9 @@ class Namespace:
             with cold(name, life, deadline):
                 if same_file(life.fd, life_name(name)):
                     alone = not life.held and not _life.anybody(life.fd)
-                    if alone:
-                        _remove_all(name)
                     try:
+                        if alone:
+                            _remove_all(name)
                         namespace = cls(name, life, _open_table(name))
                         return namespace, namespace._take_slot(cluster_id, role)
                     except OSError:

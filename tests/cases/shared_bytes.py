@@ -45,6 +45,19 @@ class SharedFile:
         offset, nbytes = self.place(struct, field, number)
         self.bytes[offset:offset + nbytes] = (value % (1 << 8 * nbytes)).to_bytes(nbytes, "little")
 
+    def reader(self, field: str, number: int) -> int:
+        """A field of the side that made a link: the second one of the record."""
+        (start, both), (offset, nbytes) = self.place("LinkRecord", "sides", number), FIELDS["LinkSide", field]
+        start += both // 2 + offset
+        return int.from_bytes(self.bytes[start:start + min(nbytes, 8)], "little")
+
+
+def reader_slot(found: SharedFile, cluster_id: int) -> int:
+    """Number of the link record that a cluster has in the directory of another one."""
+    slots = range(found.get("DirectoryHeader", "links_reserved"))
+    return next(slot for slot in slots if found.get("LinkRecord", "state", slot) & 0xFF == 1
+                and found.reader("cluster_id", slot) == cluster_id)
+
 
 def directories(namespace: Namespace) -> list[str]:
     """Names of the directories of a namespace."""
