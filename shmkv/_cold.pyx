@@ -3,6 +3,7 @@
 
 Compiled for the same reason as `_mutex`: entering and leaving have no gap for a signal handler, only the wait has.
 """
+import logging
 import time
 
 from shmkv._mutex cimport Mutex
@@ -10,6 +11,8 @@ from shmkv import _life
 from shmkv.errors import LLMException
 
 cdef double POLL_S = 0.001
+
+log = logging.getLogger("shmkv")
 
 
 cdef class ColdLock:
@@ -46,5 +49,10 @@ cdef class ColdLock:
             raise
 
     def __exit__(self, *_):
-        _life.drop_cold(self.life_fd)       # harmless if an interrupt came before it was ours
-        self.mutex.give()
+        try:
+            _life.drop_cold(self.life_fd)   # harmless if an interrupt came before it was ours
+        except OSError as error:
+            # What was done under the lock is done. This process takes the byte again without a wait, and gives it back then.
+            log.warning("the cold lock of namespace %r stays with this process: %s", self.namespace, error)
+        finally:
+            self.mutex.give()

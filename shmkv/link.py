@@ -125,7 +125,10 @@ class Links:
             if waiting:
                 time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
         for place in waiting:
-            results[place] = self._not_found(cluster_ids[place])
+            try:
+                results[place] = self._not_found(cluster_ids[place])
+            except OSError as error:
+                results[place] = self._failed(cluster_ids[place], f"cannot look for cluster {cluster_ids[place]}: {error}")
         return [results[place] for place in range(len(cluster_ids))]
 
     def _forget_removed(self, cluster_id: int) -> None:

@@ -44,10 +44,13 @@ def cycle():
                 LLMDataDist.llm_engine_instance.finalize()
             except KeyboardInterrupt:
                 pass
+before = len(os.listdir("/proc/self/fd"))
 interrupted(cycle)
 dist = LLMDataDist(LLMRole.PROMPT, 1)
 dist.init(dict(OPTIONS))
 dist.finalize()
+after = len(os.listdir("/proc/self/fd"))
+assert after <= before + 1, (before, after)         # the life file stays open
 print(names())
 """
 ALLOCATE = HEAD + """
