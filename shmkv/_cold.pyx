@@ -9,8 +9,7 @@ import time
 from shmkv._mutex cimport Mutex
 from shmkv import _life
 from shmkv.errors import LLMException
-
-cdef double POLL_S = 0.001
+from shmkv.pauses import Pauses
 
 log = logging.getLogger("shmkv")
 
@@ -36,12 +35,13 @@ cdef class ColdLock:
             raise LLMException(f"another thread of this process is joining or linking in namespace {self.namespace!r}") from error
         try:
             # A record lock that is waited for cannot time out, so it is polled.
+            pauses = Pauses()
             while not _life.hold_cold(self.life_fd):
                 if time.monotonic() >= self.deadline:
                     pid = _life.cold_holder_pid(self.life_fd)
                     raise LLMException(f"process {pid or 'of another pid namespace'} holds the cold lock of namespace "
                                        f"{self.namespace!r}")
-                time.sleep(POLL_S)
+                pauses.sleep()
             if self.check is not None:
                 self.check()
         except BaseException:

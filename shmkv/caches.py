@@ -22,6 +22,7 @@ from shmkv.config import Settings
 from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
 from shmkv.keys import KEY_REQUEST
 from shmkv.membership import Member, Namespace
+from shmkv.pauses import Pauses
 from shmkv.segment import Segment, SegmentPool
 from shmkv.types import CacheDesc
 
@@ -291,8 +292,9 @@ class OwnCaches:
         deadline = time.monotonic() + timeout_ms / 1000
         for cache in list(self._by_id.values()):
             cache.local.close()
+        pauses = Pauses()
         while any(cache.local.uses for cache in self._by_id.values()) and time.monotonic() < deadline:
-            time.sleep(0.001)
+            pauses.sleep()
         for cache in self._by_id.values():
             segment.unlink(cache.segment.name)
         self._by_id.clear()

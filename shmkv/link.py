@@ -19,10 +19,10 @@ from shmkv.cluster import Cluster
 from shmkv.cluster_info import LLMClusterInfo
 from shmkv.errors import LLMException, LLMStatusCode, link_busy
 from shmkv.membership import Member, segment_prefix
+from shmkv.pauses import Pauses
 from shmkv.types import LLMRole
 
 MAX_CLUSTERS_A_CALL = 16
-POLL_S = 0.002
 OK = LLMStatusCode.LLM_SUCCESS
 
 log = logging.getLogger("shmkv")
@@ -114,6 +114,7 @@ class Links:
             else:
                 self._forget_removed(cluster_id)
                 waiting.append(place)
+        pauses = Pauses()
         while waiting:
             for place in list(waiting):
                 status = self._try(cluster_ids[place], deadline)
@@ -123,7 +124,7 @@ class Links:
             if waiting and time.monotonic() >= deadline:
                 break
             if waiting:
-                time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
+                pauses.sleep(deadline - time.monotonic())
         for place in waiting:
             try:
                 results[place] = self._not_found(cluster_ids[place])
@@ -304,8 +305,9 @@ class Links:
                 handle.force_remove()
             self._forget_removed(cluster_id)
         deadline = time.monotonic() + self._cluster.settings.sync_kv_timeout_ms / 1000
+        pauses = Pauses()
         while any(handle.users for handle in self._closing) and time.monotonic() < deadline:
-            time.sleep(0.001)
+            pauses.sleep()
         self._sweep_closing()
 
 

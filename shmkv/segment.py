@@ -27,8 +27,8 @@ log = logging.getLogger("shmkv")
 
 
 def create(name: str, nbytes: int, reserved: int, opened: list[int] | None = None) -> int:
-    """Make a file of `nbytes` bytes with pages behind the first `reserved`: its descriptor, which stands in `opened` from the moment
-    on that it is the caller's to close.
+    """Make a file of `nbytes` bytes with pages behind the first `reserved`: its descriptor, which stands in `opened` from the
+    moment on that it is the caller's to close.
 
     FileExistsError if the name is taken, by whomever; OSError (ENOSPC, ENOMEM, ...) when the pages cannot be had, and then no
     file is left.

@@ -42,13 +42,13 @@ def healthy(prompt: StartPeer) -> Peer:
 
 @pytest.fixture
 def run_positions(namespace: Namespace, failing_library: Path, healthy: Peer) -> RunPositions:
-    """run_positions(scenario, how, variant): the reports of program.py, first that of the run in which nothing fails."""
+    """run_positions(scenario): the reports of program.py, first that of the run in which nothing fails."""
     step = max(1, round(1 / float(os.environ.get("SHMKV_ROUNDS", "1"))))
     environment = namespace.environment({"LD_PRELOAD": str(failing_library), "SHMKV_COPY_THREADS": "3",
                                          "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), str(HERE.parent.parent)])})
 
-    def run(scenario: str, how: str, variant: int) -> Reports:
-        ended = subprocess.run([sys.executable, str(HERE / "program.py"), scenario, how, str(variant), str(step)],
+    def run(scenario: str) -> Reports:
+        ended = subprocess.run([sys.executable, str(HERE / "program.py"), scenario, str(step)],
                                env=environment, capture_output=True, text=True, timeout=RUN_DEADLINE_S, check=False)
         assert (ended.returncode, ended.stderr) == (0, "")
         return [json.loads(line) for line in ended.stdout.splitlines()]

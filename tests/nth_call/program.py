@@ -1,7 +1,7 @@
 """The program of a run: for each position a fork of this process, which has done nothing but import the library.
 
-Arguments: scenario, "once" or "for ever", variant (which errno of a call's list), step. Prints a JSON line a position and one more
-for the run without any failure, with which it begins: position 0. Must be started with fail_nth.so in LD_PRELOAD.
+Arguments: scenario, step. Prints a JSON line for the run without any failure, with which it begins, then one a position: each once
+and for ever, and that with the first errno of a call's list and with the second. Must be started with fail_nth.so in LD_PRELOAD.
 """
 from __future__ import annotations
 
@@ -176,24 +176,31 @@ def run(scenario: Scenario, nth: int, last: int, variant: int, allowed: dict[str
     return report
 
 
-def main(name: str, how: str, variant: int, step: int) -> None:
+def main(name: str, step: int) -> None:
     logging.getLogger("shmkv").addHandler(logging.NullHandler())
     logging.getLogger("shmkv").propagate = False
     compute_patterns()
     library.nth_scan()
+    gc.freeze()                             # what stands here is not looked at, and so not copied, in the forks
     scenario = SCENARIOS[name]
     clean = run(scenario, 0, 0, 0, None)
     clean["extensions"] = library.nth_extensions()
     print(json.dumps(clean), flush=True)
-    if clean["faults"]:
-        return
+    if not clean["faults"]:
+        for how in ("once", "for ever"):
+            for variant in (0, 1):
+                fail_each(scenario, how, variant, step, clean["held"])
+
+
+def fail_each(scenario: Scenario, how: str, variant: int, step: int, allowed: dict[str, Any]) -> None:
+    """Position after position, until a run has fewer calls than that."""
     for nth in range(1, MOST_POSITIONS, step):
-        report = run(scenario, nth, nth if how == "once" else FOR_EVER, variant, clean["held"])
-        print(json.dumps(report), flush=True)
+        report = run(scenario, nth, nth if how == "once" else FOR_EVER, variant, allowed)
+        print(json.dumps({**report, "how": f"{how}, errno {variant + 1}"}), flush=True)
         if report["failed"] == 0:
             return
     raise SystemExit(f"no clean run within {MOST_POSITIONS} positions")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], int(sys.argv[2]))

@@ -79,5 +79,5 @@ SCENARIOS: dict[str, Scenario] = {
     "unlink": Scenario(("unlink",), (*LINKED, "pull_small")),
     "finalize": Scenario(("finalize",), (*LINKED, "pull_small")),
     "finalize, alone": Scenario(("finalize",), ("init", "allocate_small"), alone=True),
-    "a whole life, twice": Scenario((*LINKED, "pull_small", "deallocate", "unlink", "finalize") * 2),
+    "a whole life, again": Scenario((*LINKED, "pull_small", "deallocate", "unlink", "finalize", "init", "link", "finalize")),
 }
