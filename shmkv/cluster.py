@@ -8,7 +8,7 @@ import os
 from shmkv import _copy, _life, _link, _link_record, segment
 from shmkv._directory import Directory
 from shmkv._layout import DIRECTORY_SIZE
-from shmkv._mapping import Region
+from shmkv._mapping import Region, close_all
 from shmkv._mutex import Mutex
 from shmkv.caches import OwnCaches
 from shmkv.config import Settings
@@ -135,7 +135,7 @@ class Cluster:
                 self.caches.close(self.settings.sync_kv_timeout_ms)
         finally:
             try:
-                segment.close_all(self._opened)
+                close_all(self._opened)
             finally:
                 self._leave()
                 self._has_left = True

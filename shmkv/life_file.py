@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from shmkv import _life, segment
 from shmkv._cold import ColdLock
+from shmkv._mapping import close_all
 from shmkv._mutex import Mutex
 from shmkv.errors import LLMException, link_busy
 
@@ -71,7 +72,7 @@ def open_life(namespace: str) -> LifeFile:
         except FileExistsError:
             continue                        # somebody else made it meanwhile
         finally:
-            segment.close_all(opened)
+            close_all(opened)
 
 
 def find_life(namespace: str) -> LifeFile | None:
@@ -87,7 +88,7 @@ def find_life(namespace: str) -> LifeFile | None:
             return None
         _life_files[namespace] = life = LifeFile(opened[0], _life.epoch())
     except BaseException:
-        segment.close_all(opened)
+        close_all(opened)
         raise
     return life
 

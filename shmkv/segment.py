@@ -14,7 +14,7 @@ from pathlib import Path
 import posix_ipc
 
 from shmkv._layout import SEGMENT_DATA
-from shmkv._mapping import Region
+from shmkv._mapping import Region, close_all
 
 SHM_DIR = "/dev/shm"
 DEFAULT_RECYCLE_NBYTES = 1 << 30
@@ -61,12 +61,6 @@ def _open_new(memory: posix_ipc.SharedMemory, name: str) -> None:
         raise FileExistsError(errno.EEXIST, f"{SHM_DIR}/{name} exists already") from error
     except posix_ipc.PermissionsError as error:
         raise PermissionError(errno.EACCES, f"cannot create {SHM_DIR}/{name}: {error}") from error
-
-
-def close_all(opened: list[int]) -> None:
-    """Close descriptors of a list, each once."""
-    while opened:
-        os.close(opened.pop())
 
 
 def reserve(fd: int, offset: int, nbytes: int) -> None:
