@@ -3,14 +3,13 @@ from __future__ import annotations
 
 import pytest
 
-from shmkv import pauses
 from shmkv.pauses import LONGEST_S, Pauses
 
 
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     asked: list[float] = []
-    monkeypatch.setattr(pauses.time, "sleep", asked.append)
+    monkeypatch.setattr("shmkv.pauses.time.sleep", asked.append)
     return asked
 
 
