@@ -3,6 +3,7 @@
 
 Compiled for the same reason as `_mutex`: entering and leaving have no gap for a signal handler, only the wait has.
 """
+import logging
 import time
 
 from cpython.exc cimport PyErr_CheckSignals
@@ -10,8 +11,9 @@ from cpython.exc cimport PyErr_CheckSignals
 from shmkv._mutex cimport Mutex
 from shmkv import _life
 from shmkv.errors import LLMException
+from shmkv.pauses import Pauses
 
-cdef double POLL_S = 0.001
+log = logging.getLogger("shmkv")
 
 
 cdef class ColdLock:
@@ -35,13 +37,14 @@ cdef class ColdLock:
             raise LLMException(f"another thread of this process is joining or linking in namespace {self.namespace!r}") from error
         try:
             # A record lock that is waited for cannot time out, so it is polled.
+            pauses = Pauses()
             while not _life.hold_cold(self.life_fd):
                 PyErr_CheckSignals()        # of a signal that came between two sleeps: nothing else here would see it
                 if time.monotonic() >= self.deadline:
                     pid = _life.cold_holder_pid(self.life_fd)
                     raise LLMException(f"process {pid or 'of another pid namespace'} holds the cold lock of namespace "
                                        f"{self.namespace!r}")
-                time.sleep(POLL_S)
+                pauses.sleep()
             if self.check is not None:
                 self.check()
         except BaseException:
@@ -49,5 +52,10 @@ cdef class ColdLock:
             raise
 
     def __exit__(self, *_):
-        _life.drop_cold(self.life_fd)       # harmless if an interrupt came before it was ours
-        self.mutex.give()
+        try:
+            _life.drop_cold(self.life_fd)   # harmless if an interrupt came before it was ours
+        except OSError as error:
+            # What was done under the lock is done. This process takes the byte again without a wait, and gives it back then.
+            log.warning("the cold lock of namespace %r stays with this process: %s", self.namespace, error)
+        finally:
+            self.mutex.give()

@@ -6,7 +6,7 @@ once and never closed while a byte is held, and `own` tells whether the lock is 
 """
 import os
 
-from libc.errno cimport EACCES, EAGAIN
+from libc.errno cimport EACCES, EAGAIN, ENOLCK, errno
 
 from shmkv._layout cimport COLD_BYTE, LIFE_FIRST
 
@@ -38,6 +38,9 @@ cdef extern from *:
         return status == 0 ? 0 : -errno;
     }
 
+    static int open_file(const char *path)
+    { return open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK); }
+
     static unsigned long long epoch_of_process = 1;
     static void epoch_next(void) { epoch_of_process++; }
     static int epoch_watch(void) { return pthread_atfork(NULL, NULL, epoch_next); }
@@ -49,8 +52,12 @@ cdef extern from *:
     int F_WRLCK
     int F_UNLCK
     int life_call(int fd, int command, int type, unsigned byte, unsigned count, int* found_type, int* found_pid) noexcept nogil
+    int open_file(const char* path) noexcept nogil
     unsigned long long epoch_now() noexcept nogil
     int epoch_watch() noexcept nogil
+
+cdef enum:
+    GIVE_TRIES = 3
 
 
 cdef uint64_t process_epoch() noexcept nogil:
@@ -93,8 +100,11 @@ cdef bint take(int fd, uint32_t byte) except -1:
 
 
 cdef int give(int fd, uint32_t byte) except -1:
-    cdef int kind = 0, pid = 0
-    cdef int status = life_call(fd, F_SETLK, F_UNLCK, byte, 1, &kind, &pid)
+    cdef int kind = 0, pid = 0, _i
+    cdef int status = -ENOLCK
+    for _i in range(GIVE_TRIES):
+        if status == -ENOLCK:           # short of memory: the kernel splits a lock to free a part of it
+            status = life_call(fd, F_SETLK, F_UNLCK, byte, 1, &kind, &pid)
     if status != 0:
         raise OSError(-status, f"cannot unlock byte {byte} of the life file: {os.strerror(-status)}")
     return 0
@@ -135,6 +145,15 @@ def anybody(int fd) -> bool:
     """Does any other process hold a life byte, of whatever layout version?"""
     cdef int pid = 0
     return look(fd, COLD_BYTE + 1, 0, &pid) != 0
+
+
+def open_into(str path, list opened) -> None:
+    """Open a life file and put its descriptor into `opened`, with no moment in between for a signal handler. OSError."""
+    cdef bytes name = os.fsencode(path)
+    cdef int fd = open_file(name)
+    if fd < 0:
+        raise OSError(errno, os.strerror(errno), path)
+    opened.append(fd)
 
 
 def own(int fd, uint32_t slot) -> bool:

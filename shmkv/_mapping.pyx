@@ -143,6 +143,12 @@ cdef class Region:
         return load32_acquire(&self.export_count)
 
 
+def close_all(list opened) -> None:
+    """Close the descriptors of a list and empty it, with no moment in between for a signal handler."""
+    while opened:
+        close(opened.pop())
+
+
 # -- segments of others ----------------------------------------------------------------------------------------------
 
 cdef int table_init(AttachedTable* table, bint by_pread) noexcept nogil:

@@ -22,6 +22,7 @@ from shmkv.config import Settings
 from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
 from shmkv.keys import KEY_REQUEST
 from shmkv.membership import Member, Namespace
+from shmkv.pauses import Pauses
 from shmkv.segment import Segment, SegmentPool
 from shmkv.types import CacheDesc
 
@@ -102,14 +103,14 @@ class OwnCaches:
                  blocks_model_id: int | None = None, into: list[OwnCache] | None = None) -> OwnCache:
         """A new cache with its rows bound to `keys`, or a blocks cache with its own kind of key. LLMParamError if a key is bound
         to a living cache; nothing is left of a failed call. `into` holds the cache from the moment on that it is the caller's."""
-        self.collect()
-        self._namespace.check_own_life(self._member)
-        for row, words in keys.items():
-            self._check_unbound(row, words)
-        self._check_blocks_key(blocks_model_id)
         cache: OwnCache | None = None
         made: Segment | None = None
         try:
+            self.collect()
+            self._namespace.check_own_life(self._member)
+            for row, words in keys.items():
+                self._check_unbound(row, words)
+            self._check_blocks_key(blocks_model_id)
             made, fresh = self._pool.take(wanted.nbytes, self._make_room)
             if zero and not fresh:
                 made.region.clear(SEGMENT_DATA, wanted.nbytes)
@@ -168,9 +169,9 @@ class OwnCaches:
         # posix_ipc says some things, as that there are too many open files, without a number.
         if isinstance(error, OSError) and number not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
             return LLMException(f"cannot allocate {desc!r}: {error}")
-        free = segment.free_nbytes()
+        free = segment.known_free_nbytes()
         hint = ""
-        if number == errno.ENOMEM and free >= nbytes:
+        if number == errno.ENOMEM and free is not None and free >= nbytes:
             hint = f": {error}; see also vm.max_map_count"
         elif number == errno.ENOSPC:
             hint = "; a larger one by --shm-size (docker), an in-memory emptyDir (kubernetes) or mount -o remount,size="
@@ -292,8 +293,9 @@ class OwnCaches:
         deadline = time.monotonic() + timeout_ms / 1000
         for cache in list(self._by_id.values()):
             cache.local.close()
+        pauses = Pauses()
         while any(cache.local.uses for cache in self._by_id.values()) and time.monotonic() < deadline:
-            time.sleep(0.001)
+            pauses.sleep()
         for cache in self._by_id.values():
             segment.unlink(cache.segment.name)
         self._by_id.clear()

@@ -8,7 +8,7 @@ import os
 from shmkv import _copy, _life, _link, _link_record, segment
 from shmkv._directory import Directory
 from shmkv._layout import DIRECTORY_SIZE
-from shmkv._mapping import Region
+from shmkv._mapping import Region, close_all
 from shmkv._mutex import Mutex
 from shmkv.caches import OwnCaches
 from shmkv.config import Settings
@@ -44,7 +44,7 @@ class Cluster:
         self.lock = Mutex(self._check_entry, link_busy)     # the owner's lock, of everything that changes caches and keys
         self.link_records: set[tuple[Region, int]] = set()      # (directory, slot) that this cluster claimed; kept by link.py
         self._epoch = _life.epoch()
-        self._fd = -1
+        self._opened: list[int] = []        # the directory's descriptor
         self.is_closed = False
         self._has_left = True               # nothing to give back yet
 
@@ -55,13 +55,12 @@ class Cluster:
             self.namespace, self.member = Namespace.join(self.settings.namespace, self.cluster_id, int(self.role))
             _link_record.set_own(self.member.incarnation)
             self._make_directory()
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             raise self._no_files(error) from error
 
     def _make_directory(self) -> None:
         name = f"{self.settings.namespace}.{self.member.directory}"
-        self._fd = segment.create(name, DIRECTORY_SIZE, 0)
-        region = Region.map(self._fd, DIRECTORY_SIZE, populate=False)
+        region = Region.map(segment.create(name, DIRECTORY_SIZE, 0, self._opened), DIRECTORY_SIZE, populate=False)
         self.directory = Directory(region, self._reserve, incarnation=self.member.incarnation, cluster_id=self.cluster_id,
                                    role=int(self.role))
         pool = SegmentPool(segment_prefix(self.settings.namespace, self.member.incarnation), self.settings.recycle_bytes,
@@ -70,14 +69,18 @@ class Cluster:
                                 lambda: list(self.link_records))
 
     def _reserve(self, offset: int, nbytes: int) -> None:
-        segment.reserve(self._fd, offset, nbytes)
+        segment.reserve(self._opened[0], offset, nbytes)
 
-    def _no_files(self, error: OSError) -> LLMException:
+    def _no_files(self, error: OSError | MemoryError) -> LLMException:
         """What to say when the control structures cannot be made."""
-        short = error.errno in (errno.ENOSPC, errno.ENOMEM)
-        free = f" ({segment.free_nbytes()} bytes free)" if os.path.isdir(segment.SHM_DIR) else ""
+        short = isinstance(error, MemoryError) or error.errno in (errno.ENOSPC, errno.ENOMEM)
+        free = f" ({segment.known_free_nbytes()} bytes free)" if os.path.isdir(segment.SHM_DIR) else ""
         return LLMException(f"cannot make the control structures in {segment.SHM_DIR}{free}: {error}",
                             status_code=self.settings.out_of_memory_status if short else LLMStatusCode.LLM_FAILED)
+
+    def no_memory(self, what: str, error: MemoryError) -> LLMException:
+        """The exception (not raised) when this process itself has no memory left."""
+        return LLMException(f"no memory for {what}: {error}", status_code=self.settings.out_of_memory_status)
 
     def _check_entry(self) -> None:
         """Whoever got the owner's lock may have waited for a finalize."""
@@ -106,7 +109,17 @@ class Cluster:
         self.namespace.set_role(self.member, int(role))
 
     def close(self) -> None:
-        """Free everything and leave. Interrupted, it can be called again and goes on. In a forked child nothing is touched."""
+        """Free everything and leave. Interrupted, it can be called again and goes on. In a forked child nothing is touched.
+
+        LLMException when something could not be given back: others find this cluster dead then, and the next join removes it.
+        """
+        try:
+            self._close()
+        except OSError as error:
+            raise LLMException(f"cluster {self.cluster_id} left namespace {self.settings.namespace!r}, but not everything could be "
+                               f"given back: {error}") from error
+
+    def _close(self) -> None:
         if self._has_left:
             self.is_closed = True
             return
@@ -122,15 +135,10 @@ class Cluster:
                 self.caches.close(self.settings.sync_kv_timeout_ms)
         finally:
             try:
-                self._close_descriptor()
+                close_all(self._opened)
             finally:
                 self._leave()
                 self._has_left = True
-
-    def _close_descriptor(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
 
     def _leave(self) -> None:
         _link_record.set_own(0)

@@ -80,7 +80,7 @@ class LLMDataDist(Uncopyable):
             LLMDataDist.llm_engine_instance = self
         except BaseException:
             self._cluster = self._links = self._manager = None
-            cluster.close()
+            _take_back(cluster)
             raise
         if not settings.cache_manager:
             # The first generation of the API leaves these two in the caller's dict, and its users read them there.
@@ -220,6 +220,14 @@ class LLMDataDist(Uncopyable):
         if not cluster.settings.cache_manager:
             raise LLMParamError("cache_manager needs the option EnableCacheManager")
         return CacheManager()
+
+
+def _take_back(cluster: Cluster) -> None:
+    """After a failed init, whose own exception is the one that counts."""
+    try:
+        cluster.close()
+    except LLMException as error:
+        log.warning("after a failed init: %s", error)
 
 
 def _check_local_ips(cluster: Cluster, wanted: Sequence[LLMClusterInfo]) -> LLMStatusCode | None:

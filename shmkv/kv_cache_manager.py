@@ -128,12 +128,14 @@ class KvCacheManager(Uncopyable):
                 self._dropped.append(cache)
             raise
 
-    @staticmethod
-    def _check_allocation(cache_desc: CacheDesc, publish: bool, zero: bool) -> CacheLayout:
+    def _check_allocation(self, cache_desc: CacheDesc, publish: bool, zero: bool) -> CacheLayout:
         """What every allocation asks for."""
         check_bool("publish", publish)
         check_bool("zero", zero)
-        wanted = layout(cache_desc)
+        try:
+            wanted = layout(cache_desc)
+        except MemoryError as error:
+            raise self._cluster.no_memory("the layout of a cache", error) from error
         if wanted.desc.placement != Placement.DEVICE:
             raise LLMParamError(f"argument 'cache_desc' must have placement DEVICE, got {wanted.desc.placement!s}")
         return wanted

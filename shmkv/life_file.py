@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from shmkv import _life, segment
 from shmkv._cold import ColdLock
+from shmkv._mapping import close_all
 from shmkv._mutex import Mutex
 from shmkv.errors import LLMException, link_busy
 
@@ -65,10 +66,13 @@ def open_life(namespace: str) -> LifeFile:
         life = find_life(namespace)
         if life is not None:
             return life
+        opened: list[int] = []
         try:
-            os.close(segment.create(life_name(namespace), 0, 0))
+            segment.create(life_name(namespace), 0, 0, opened)
         except FileExistsError:
             continue                        # somebody else made it meanwhile
+        finally:
+            close_all(opened)
 
 
 def find_life(namespace: str) -> LifeFile | None:
@@ -78,20 +82,31 @@ def find_life(namespace: str) -> LifeFile | None:
     if life is not None and life.epoch == _life.epoch():
         return life
     name = life_name(namespace)
+    opened: list[int] = []                  # from the moment on that it is open
     try:
-        fd = os.open(f"{segment.SHM_DIR}/{name}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        if not _open_checked(name, opened):
+            return None
+        _life_files[namespace] = life = LifeFile(opened[0], _life.epoch())
+    except BaseException:
+        close_all(opened)
+        raise
+    return life
+
+
+def _open_checked(name: str, opened: list[int]) -> bool:
+    """Open a life file and see that it is one of ours; False if there is none."""
+    try:
+        _life.open_into(f"{segment.SHM_DIR}/{name}", opened)
     except FileNotFoundError:
-        return None
+        return False
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise LLMException(f"cannot open {segment.SHM_DIR}/{name}: {os.strerror(error.errno)}") from error
         raise LLMException(in_the_way(name, os.strerror(error.errno or errno.EIO))) from error
-    found = os.fstat(fd)
+    found = os.fstat(opened[0])
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) != 0o600:
-        os.close(fd)
         raise LLMException(in_the_way(name, f"uid {found.st_uid}, mode {found.st_mode:o}"))
-    _life_files[namespace] = life = LifeFile(fd, _life.epoch())
-    return life
+    return True
 
 
 def in_the_way(name: str, what: str) -> str:

@@ -19,10 +19,10 @@ from shmkv.cluster import Cluster
 from shmkv.cluster_info import LLMClusterInfo
 from shmkv.errors import LLMException, LLMStatusCode, link_busy
 from shmkv.membership import Member, segment_prefix
+from shmkv.pauses import Pauses
 from shmkv.types import LLMRole
 
 MAX_CLUSTERS_A_CALL = 16
-POLL_S = 0.002
 OK = LLMStatusCode.LLM_SUCCESS
 
 log = logging.getLogger("shmkv")
@@ -114,6 +114,7 @@ class Links:
             else:
                 self._forget_removed(cluster_id)
                 waiting.append(place)
+        pauses = Pauses()
         while waiting:
             for place in list(waiting):
                 status = self._try(cluster_ids[place], deadline)
@@ -123,9 +124,12 @@ class Links:
             if waiting and time.monotonic() >= deadline:
                 break
             if waiting:
-                time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
+                pauses.sleep(deadline - time.monotonic())
         for place in waiting:
-            results[place] = self._not_found(cluster_ids[place])
+            try:
+                results[place] = self._not_found(cluster_ids[place])
+            except OSError as error:
+                results[place] = self._failed(cluster_ids[place], f"cannot look for cluster {cluster_ids[place]}: {error}")
         return [results[place] for place in range(len(cluster_ids))]
 
     def _forget_removed(self, cluster_id: int) -> None:
@@ -302,8 +306,9 @@ class Links:
                 handle.force_remove()
             self._forget_removed(cluster_id)
         deadline = time.monotonic() + self._cluster.settings.sync_kv_timeout_ms / 1000
+        pauses = Pauses()
         while any(handle.users for handle in self._closing) and time.monotonic() < deadline:
-            time.sleep(0.001)
+            pauses.sleep()
         self._sweep_closing()
 
 

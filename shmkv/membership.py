@@ -135,8 +135,12 @@ class Namespace:
             _members.set_role(self.table, member.slot, role)
 
     def check_named(self) -> None:
-        """LLMException if somebody removed the life file or the table behind our back."""
-        if not self.is_named():
+        """LLMException if somebody removed the life file or the table behind our back, or if that cannot be told."""
+        try:
+            named = self.is_named()
+        except OSError as error:
+            raise LLMException(f"cannot look at the files of {self.name!r} in {segment.SHM_DIR}: {error}") from error
+        if not named:
             raise LLMException(f"namespace was removed: the files of {self.name!r} in {segment.SHM_DIR} have no name any more")
 
     def is_named(self) -> bool:
@@ -195,8 +199,7 @@ class Namespace:
                 _crash.reach("life-held")
                 return self._write(slot, cluster_id, role)
         except BaseException:
-            _life.drop(self.life.fd, slot)
-            self.life.held.discard(slot)
+            _drop_life(self.life, slot)
             raise
         self.life.held.discard(slot)
         return None
@@ -213,12 +216,9 @@ class Namespace:
         """Remove what the member named, its record and its life byte; the last one removes the namespace's files. A record that
         went to somebody else meanwhile, and files that others made where ours were removed, are left alone."""
         _crash.reach("leaving")
-        self._remove_named(member.incarnation)
-        if self._is_recorded(member):
-            _members.clear(self.table, member.slot)
+        self._remove_member(member)
         _crash.reach("life-dropping")
-        _life.drop(self.life.fd, member.slot)
-        self.life.held.discard(member.slot)
+        _drop_life(self.life, member.slot)
         if self.life.held or _life.anybody(self.life.fd):
             return
         if same_file(self.life.fd, life_name(self.name)):
@@ -234,20 +234,21 @@ class Namespace:
         life = find_life(name)
         if life is None or not life.held:
             return
-        with cold(name, life, time.monotonic() + timeout_ms / 1000):
-            namespace = cls(name, life, _attach_table(name))
+        try:
+            with cold(name, life, time.monotonic() + timeout_ms / 1000):
+                namespace = cls(name, life, _attach_table(name))
+                for slot in list(life.held):
+                    record = _members.read(namespace.table, slot)
+                    if record is not None:
+                        namespace.leave(Member(slot, *record))
+        finally:
             for slot in list(life.held):
-                record = _members.read(namespace.table, slot)
-                if record is not None:
-                    namespace.leave(Member(slot, *record))
-                _life.drop(life.fd, slot)
-                life.held.discard(slot)
+                _drop_life(life, slot)
 
     def give_up_life(self, member: Member) -> None:
         """Drop the life byte, if `leave` could not: to others the member is dead then, and the next sweep removes its files."""
         if member.slot in self.life.held:
-            _life.drop(self.life.fd, member.slot)
-            self.life.held.discard(member.slot)
+            _drop_life(self.life, member.slot)
 
     def _is_recorded(self, member: Member) -> bool:
         record = _members.read(self.table, member.slot)
@@ -259,23 +260,25 @@ class Namespace:
         removed: list[tuple[str, int]] = []
         for member in self.members():
             if not self.lives(member):
-                removed += self._remove_named(member.incarnation, dry=dry)
-                if not dry:
-                    _crash.reach("sweeping")
-                    _members.clear(self.table, member.slot)
+                removed += self._remove_member(member, dry=dry)
         if removed and not dry:
             nbytes = sum(size for _, size in removed)
             log.info("removed %d files (%d bytes) that dead processes left in namespace %r: %s", len(removed), nbytes, self.name,
                      ", ".join(name for name, _ in removed))
         return removed
 
-    def _remove_named(self, incarnation: int, *, dry: bool = False) -> list[tuple[str, int]]:
-        found = list(segment.starting_with(segment_prefix(self.name, incarnation)))
-        found += segment.starting_with(f"{self.name}.{directory_name(incarnation)}")
-        if not dry:
-            for name, _ in found:
-                segment.unlink(name)
-        return found
+    def _remove_member(self, member: Member, *, dry: bool = False) -> list[tuple[str, int]]:
+        """Remove what a member named, then its record: (name, bytes) of each file. A record stays as long as one of its names does,
+        so that a later sweep finds it."""
+        found = list(segment.starting_with(segment_prefix(self.name, member.incarnation)))
+        found += segment.starting_with(f"{self.name}.{directory_name(member.incarnation)}")
+        if dry:
+            return found
+        removed = [(name, nbytes) for name, nbytes in found if segment.unlink(name)]
+        if len(removed) == len(found) and self._is_recorded(member):
+            _crash.reach("sweeping")
+            _members.clear(self.table, member.slot)
+        return removed
 
     def check_own_life(self, member: Member) -> None:
         """Is our life byte still ours? An open and close of the life file anywhere in this process drops it: take it again, or
@@ -289,6 +292,16 @@ class Namespace:
                     life_name(self.name))
 
 
+def _drop_life(life: LifeFile, slot: int) -> None:
+    """Give a slot's byte back. If the kernel will not, it goes with this process."""
+    try:
+        _life.drop(life.fd, slot)
+    except OSError as error:
+        log.warning("life byte %d stays held until this process ends: %s", slot, error)
+    finally:
+        life.held.discard(slot)
+
+
 # -- files -------------------------------------------------------------------------------------------------------------
 
 def _open_table(namespace: str) -> Region:
@@ -296,11 +309,7 @@ def _open_table(namespace: str) -> Region:
     try:
         return _attach_table(namespace)
     except FileNotFoundError:
-        fd = segment.create(table_name(namespace), MEMBERS_SIZE, MEMBERS_SIZE)
-        try:
-            table = Region.map(fd, MEMBERS_SIZE, populate=False)
-        finally:
-            os.close(fd)
+        table = segment.create_and_map(table_name(namespace), MEMBERS_SIZE, populate=False)
         _members.create(table)
         return table
 

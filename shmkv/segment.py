@@ -15,25 +15,48 @@ import posix_ipc
 
 from shmkv import _crash
 from shmkv._layout import SEGMENT_DATA
-from shmkv._mapping import Region
+from shmkv._mapping import Region, close_all
 
 SHM_DIR = "/dev/shm"
 DEFAULT_RECYCLE_NBYTES = 1 << 30
 # Interrupted by a signal, the kernel undoes a whole step: small ones end even under a fast timer.
 RESERVE_STEP = 1 << 20
 SMALL_NBYTES = 1 << 20
+NO_FD = 0                               # what posix_ipc says before it has opened anything
 
 log = logging.getLogger("shmkv")
 
 
-def create(name: str, nbytes: int, reserved: int) -> int:
-    """Make a file of `nbytes` bytes with pages behind the first `reserved`: its descriptor.
+def create(name: str, nbytes: int, reserved: int, opened: list[int] | None = None) -> int:
+    """Make a file of `nbytes` bytes with pages behind the first `reserved`: its descriptor, which stands in `opened` from the
+    moment on that it is the caller's to close.
 
     FileExistsError if the name is taken, by whomever; OSError (ENOSPC, ENOMEM, ...) when the pages cannot be had, and then no
     file is left.
     """
+    # Made in two steps, so that the object has the descriptor also when a signal handler raises right after the call.
+    memory = posix_ipc.SharedMemory.__new__(posix_ipc.SharedMemory)
     try:
-        fd = int(posix_ipc.SharedMemory("/" + name, posix_ipc.O_CREX, mode=0o600).fd)
+        _open_new(memory, name)
+        _crash.reach("created")
+        os.fchmod(memory.fd, 0o600)     # whatever the umask took away
+        os.ftruncate(memory.fd, nbytes)
+        _crash.reach("sized")
+        reserve(memory.fd, 0, reserved)
+        if opened is not None:
+            opened.append(memory.fd)
+    except BaseException:
+        if memory.fd > NO_FD and memory.fd not in (opened or ()):
+            memory.close_fd()
+            unlink(name)
+        raise
+    return int(memory.fd)
+
+
+def _open_new(memory: posix_ipc.SharedMemory, name: str) -> None:
+    """shm_open, exclusively, into an object that stands already."""
+    try:
+        memory.__init__("/" + name, posix_ipc.O_CREX, mode=0o600)
     except posix_ipc.ExistentialError as error:
         # posix_ipc says the same of a name that is taken and of a folder that is not there.
         if not os.path.isdir(SHM_DIR):
@@ -41,17 +64,6 @@ def create(name: str, nbytes: int, reserved: int) -> int:
         raise FileExistsError(errno.EEXIST, f"{SHM_DIR}/{name} exists already") from error
     except posix_ipc.PermissionsError as error:
         raise PermissionError(errno.EACCES, f"cannot create {SHM_DIR}/{name}: {error}") from error
-    try:
-        _crash.reach("created")
-        os.fchmod(fd, 0o600)        # whatever the umask took away
-        os.ftruncate(fd, nbytes)
-        _crash.reach("sized")
-        reserve(fd, 0, reserved)
-    except BaseException:
-        os.close(fd)
-        unlink(name)
-        raise
-    return fd
 
 
 def reserve(fd: int, offset: int, nbytes: int) -> None:
@@ -126,8 +138,8 @@ def _limit_left(folder: Path, limit: str, usage: str) -> int | None:
         return None
 
 
-def unlink(name: str) -> None:
-    """Take a name away. Already gone is no error; what cannot be removed is logged and stays."""
+def unlink(name: str) -> bool:
+    """Take a name away: is it gone? Already gone is no error; what cannot be removed is logged and stays."""
     _crash.reach("unlinking")
     try:
         posix_ipc.unlink_shared_memory("/" + name)
@@ -136,6 +148,8 @@ def unlink(name: str) -> None:
     except (posix_ipc.Error, OSError) as error:
         number = getattr(error, "errno", None) or errno.EACCES
         log.warning("cannot remove %s/%s: %s (errno %d)", SHM_DIR, name, error, number)
+        return False
+    return True
 
 
 def names(prefix: str) -> list[str]:
@@ -147,6 +161,14 @@ def free_nbytes() -> int:
     """Bytes that /dev/shm has left."""
     found = os.statvfs(SHM_DIR)
     return found.f_bavail * found.f_frsize
+
+
+def known_free_nbytes() -> int | None:
+    """The same for a message, which must not fail: None if it cannot be told."""
+    try:
+        return free_nbytes()
+    except OSError:
+        return None
 
 
 def total_nbytes() -> int:
@@ -168,12 +190,13 @@ class Segment:
         return int(self.region.nbytes)
 
 
-def _create_and_map(name: str, nbytes: int) -> Region:
-    fd = create(name, nbytes, nbytes)
+def create_and_map(name: str, nbytes: int, *, populate: bool = True) -> Region:
+    """Make a file with pages behind all of it, and map it."""
+    opened: list[int] = []
     try:
-        return Region.map(fd, nbytes)
+        return Region.map(create(name, nbytes, nbytes, opened), nbytes, populate=populate)
     finally:
-        os.close(fd)
+        close_all(opened)
 
 
 class SegmentPool:
@@ -219,7 +242,7 @@ class SegmentPool:
             serial, self._next_serial = self._next_serial, self._next_serial + 1
             name = f"{self._prefix}{serial:x}"
             try:
-                region = _create_and_map(name, nbytes)
+                region = create_and_map(name, nbytes)
             except FileExistsError:
                 log.warning("%s/%s exists already; it is left alone", SHM_DIR, name)
                 continue

@@ -92,7 +92,12 @@ def _pull_some(cluster: Cluster, links: Links, pulls: Sequence[PullArguments], b
                 raise
         return
     requests = [(dst, key.packed, select, consumes) for key, dst, _, select, consumes in pulls[begin:end]]
-    done, status = _pull.pull_many(handle, requests, cluster.settings.sync_kv_timeout_ms)
+    try:
+        done, status = _pull.pull_many(handle, requests, cluster.settings.sync_kv_timeout_ms)
+    except MemoryError as error:
+        failure = cluster.no_memory("pull_many", error)
+        failure.failed_request = begin
+        raise failure from error
     if status:
         key, _, desc, select, _ = pulls[begin + done]
         failure = pull_failure(status, cluster, links, key, desc, select)

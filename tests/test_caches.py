@@ -295,7 +295,7 @@ def test_directory_that_cannot_grow_gives_the_segment_back(cluster: Cluster, cac
     many = CacheDesc(1000, [4], DataType.DT_INT8)
 
     def full(fd: int, offset: int, nbytes: int) -> None:
-        if fd == cluster._fd:
+        if fd in cluster._opened:
             raise OSError(errno.ENOSPC, "full")
         os.posix_fallocate(fd, offset, nbytes)
 

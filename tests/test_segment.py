@@ -287,10 +287,10 @@ def test_kept_segments_go_before_memory_is_said_to_be_short(pool: SegmentPool, m
     pool.give(made)
     create_ = segment.create
 
-    def full_while_kept(name: str, nbytes: int, reserved: int) -> int:
+    def full_while_kept(name: str, nbytes: int, reserved: int, opened: list[int] | None = None) -> int:
         if pool.kept_nbytes:
             raise OSError(errno.ENOSPC, "full")
-        return create_(name, nbytes, reserved)
+        return create_(name, nbytes, reserved, opened)
 
     monkeypatch.setattr(segment, "create", full_while_kept)
     other, fresh = pool.take(8 * MIB)

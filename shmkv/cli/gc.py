@@ -43,7 +43,15 @@ class Cleaned:
 
 
 def clean(namespace: str, *, dry: bool = False) -> Cleaned:
-    """Remove the leftovers of a namespace, or only list them. LLMException if its table cannot be read while somebody lives."""
+    """Remove the leftovers of a namespace, or only list them. LLMException if its table cannot be read while somebody lives, or if
+    the system refuses something."""
+    try:
+        return _clean(namespace, dry=dry)
+    except OSError as error:
+        raise LLMException(f"cannot clean namespace {namespace!r}: {error}") from error
+
+
+def _clean(namespace: str, *, dry: bool) -> Cleaned:
     if not Namespace.anybody_lives(namespace):
         return Cleaned(namespace, dry, True, _remove_namespace(namespace, dry=dry))
     try:

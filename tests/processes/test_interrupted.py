@@ -44,10 +44,15 @@ def cycle():
                 LLMDataDist.llm_engine_instance.finalize()
             except KeyboardInterrupt:
                 pass
+def descriptors():
+    return [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]
+before = descriptors()
 interrupted(cycle)
 dist = LLMDataDist(LLMRole.PROMPT, 1)
 dist.init(dict(OPTIONS))
 dist.finalize()
+after = descriptors()
+assert len(after) <= len(before) + 1, (before, after)       # the life file stays open
 print(names())
 """
 ALLOCATE = HEAD + """

@@ -1,0 +1,83 @@
+"""What is made to fail: for each scenario what comes before, which steps are armed, and how such a life goes on afterwards."""
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import memory
+from lives import Life
+
+from shmkv._futex import LockWord
+from shmkv.cli import gc as cleaning
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`before` and `armed` are steps of a Life. `alone`: in a namespace of its own, without the peer."""
+
+    armed: tuple[str, ...]
+    before: tuple[str, ...] = ()
+    role: str = "DECODER"
+    alone: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+    timeout_ms: int = 5000                                          # of pulls
+    prepare: Callable[[Life], Callable[[], None]] | None = None     # after `before`; answers what takes it back
+    run: Callable[[Life], None] | None = None                       # instead of `armed`
+
+
+def _leave_a_dead_one(life: Life) -> Callable[[], None]:
+    """A process that joined, allocated and died."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if Life("PROMPT", life.environment).steps("init", "allocate_small") else 1)
+    _, status = os.waitpid(child, 0)
+    if status != 0:
+        life.faults.append("the one that was to die could not begin")
+    return lambda: None
+
+
+def _hold_the_word(life: Life) -> Callable[[], None]:
+    """The link's lock as a peer has it that does not go on."""
+    handle = life.links().handle(1)
+    assert handle is not None
+    word = LockWord(handle.directory, handle.address + memory.OFFSETS["LinkRecord", "word"], 0)
+    if not word.acquire(1000):
+        life.faults.append("the word was not free")
+    return word.release
+
+
+def _wait_on_two_threads(life: Life) -> None:
+    """One waits for the word, the other behind it in the queue of this process."""
+    other = threading.Thread(target=life.steps, args=("pull_small",))
+    other.start()
+    life.steps("pull_small")
+    other.join()
+
+
+def _clean(life: Life) -> None:
+    life.step("gc", lambda: cleaning.clean(os.environ["SHMKV_NAMESPACE"]) and None)
+
+
+LINKED = ("init", "link", "allocate_small")
+SCENARIOS: dict[str, Scenario] = {
+    "init, alone": Scenario(("init",), alone=True),
+    "init": Scenario(("init",)),
+    "init after a death": Scenario(("init",), prepare=_leave_a_dead_one),
+    "gc": Scenario((), prepare=_leave_a_dead_one, run=_clean),
+    "link": Scenario(("link",), ("init",)),
+    "allocate and publish": Scenario(("allocate_published",), ("init",), role="PROMPT"),
+    "pull": Scenario(("pull_small",), LINKED),
+    "pull with the crew": Scenario(("pull_big",), ("init", "link", "allocate_big")),
+    "pull_many and copy": Scenario(("pull_many", "copy"), LINKED),
+    "wait for the lock": Scenario((), LINKED, prepare=_hold_the_word, run=_wait_on_two_threads, timeout_ms=100),
+    "views": Scenario(("view",), LINKED),
+    "recycle": Scenario(("deallocate", "allocate_zero", "deallocate"), LINKED),
+    "index growth": Scenario(("grow", "shrink"), ("init",), role="PROMPT"),
+    "deallocate": Scenario(("deallocate",), (*LINKED, "pull_small"), environment={"SHMKV_RECYCLE_BYTES": "0"}),
+    "unlink": Scenario(("unlink",), (*LINKED, "pull_small")),
+    "finalize": Scenario(("finalize",), (*LINKED, "pull_small")),
+    "finalize, alone": Scenario(("finalize",), ("init", "allocate_small"), alone=True),
+    "a whole life, again": Scenario((*LINKED, "pull_small", "deallocate", "unlink", "finalize", "init", "link", "finalize")),
+}

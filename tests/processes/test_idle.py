@@ -1,0 +1,171 @@
+"""How often a process that has nothing to do, or has to wait, wakes up: counted by the kernel, as voluntary context switches.
+
+And what a stopped process holds, holds up nobody but those who use the same link.
+"""
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from memory import wait_until
+from peer import Peer, StartPeer, by_id, req
+from reference import SUCCESS
+
+pytestmark = pytest.mark.timeout(180)
+BIG = [1, 24 << 20]
+WAKE_UPS_A_SECOND = 50
+# Take the lock of the link that cluster 2 made, as the side that was linked to; once more, and give it back.
+HOLD = """
+import ctypes, memory
+from shmkv import _link_record
+from shmkv._futex import LockWord
+region = agent.dist._cluster.directory.region
+word = memory.word(region, "LinkRecord", _link_record.find(region, 2)[0], "LinkRecord", "word")
+agent.word = LockWord(region, ctypes.addressof(word), 0)
+result = agent.word.acquire(10000)
+"""
+# Who has that lock: 2 is the side that made the link.
+HOLDER = HOLD.partition("agent.word")[0] + "result = word.value & 0x7FFFFFFF"
+PULL_ON = """
+key = shmkv.CacheKeyByIdAndIndex(1, 2, 0)
+for _ in range(2000):
+    agent.dist.kv_cache_manager.pull_cache(key, agent.caches["small"])
+"""
+
+
+@pytest.fixture
+def window_s() -> float:
+    """How long is counted: 3 s, times SHMKV_ROUNDS."""
+    return max(1.0, 3.0 * float(os.environ.get("SHMKV_ROUNDS", "1")))
+
+
+def _voluntary(pid: int) -> dict[str, int]:
+    """Voluntary context switches of each thread."""
+    counts = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        (line,) = (line for line in (task / "status").read_text().splitlines() if line.startswith("voluntary_ctxt_switches"))
+        counts[task.name] = int(line.split()[1])
+    return counts
+
+
+def _sleeps(pid: int) -> bool:
+    """Do all threads wait for something?"""
+    return all((task / "stat").read_text().rpartition(")")[2].split()[0] == "S" for task in Path(f"/proc/{pid}/task").iterdir())
+
+
+def _wake_ups_of_waiter(pid: int, seconds: float) -> tuple[int, float]:
+    """The same for a process that was just told something for which it has to wait: from its second wake-up on."""
+    before = sum(_voluntary(pid).values())
+    wait_until(lambda: sum(_voluntary(pid).values()) >= before + 2, f"process {pid} waits")
+    return _wake_ups(pid, seconds)
+
+
+def _wake_ups(pid: int, seconds: float) -> tuple[int, float]:
+    """How many while time passes, and how much time did."""
+    wait_until(lambda: _sleeps(pid), f"process {pid} has nothing to do")
+    began = time.monotonic()
+    before = _voluntary(pid)
+    time.sleep(seconds)
+    after = _voluntary(pid)
+    assert before.keys() == after.keys(), "the same threads"
+    return sum(after.values()) - sum(before.values()), time.monotonic() - began
+
+
+def _pair(prompt: StartPeer, decoder: StartPeer) -> tuple[Peer, Peer]:
+    p, d = prompt(1), decoder(2, env={"SHMKV_COPY_THREADS": "3"})
+    for peer in (p, d):
+        peer.call("allocate", name="big", num_tensors=1, shape=BIG, dtype="DT_INT8")
+        peer.call("allocate", name="small")
+    p.call("fill", name="big", generation=1)
+    p.call("fill", name="small", generation=2)
+    return p, d
+
+
+def test_nobody_wakes_up_while_nobody_waits(prompt: StartPeer, decoder: StartPeer, window_s: float) -> None:
+    p, d = _pair(prompt, decoder)
+    d.call("pull", key=by_id(1, 1), name="big")
+    assert d.call("execute", code="from shmkv import _crew; result = _crew.current()['started']") == 2, "parked threads, too"
+    assert len(_voluntary(d.pid)) >= 3
+    for peer in (p, d):
+        assert _wake_ups(peer.pid, window_s)[0] == 0
+
+
+def test_a_waiter_wakes_up_seldom(prompt: StartPeer, decoder: StartPeer, window_s: float) -> None:
+    """The lock of its link is held by a process that is stopped."""
+    p, d = _pair(prompt, decoder)
+    assert p.call("execute", code=HOLD) is True
+    p.stop()
+    d.send("pull", key=by_id(1, 2), name="small")
+    count, seconds = _wake_ups_of_waiter(d.pid, window_s)
+    assert 0 < count <= WAKE_UPS_A_SECOND * seconds
+    p.cont()
+    p.call("execute", code="agent.word.release()")
+    assert d.receive().outcome == SUCCESS
+
+
+def test_who_waits_for_a_cluster_wakes_up_seldom(decoder: StartPeer, prompt: StartPeer, window_s: float) -> None:
+    d = decoder(2, link=())
+    d.send("link", ids=[1])
+    count, seconds = _wake_ups_of_waiter(d.pid, window_s)
+    assert 0 < count <= WAKE_UPS_A_SECOND * seconds
+    prompt(1)
+    assert d.receive().value == ["LLM_SUCCESS", ["LLM_SUCCESS"]]
+
+
+def test_who_waits_for_the_cold_lock_wakes_up_seldom(prompt: StartPeer, decoder: StartPeer, window_s: float) -> None:
+    """Held by a process that is stopped while it links."""
+    p, d = prompt(1), decoder(2, link=())
+    hold = "from shmkv import _life; result = _life.hold_cold(agent.dist._cluster.namespace.life_fd)"
+    assert p.call("execute", code=hold) is True
+    p.stop()
+    d.send("link", ids=[1])
+    count, seconds = _wake_ups_of_waiter(d.pid, window_s)
+    assert 0 < count <= WAKE_UPS_A_SECOND * seconds
+    p.cont()
+    p.call("execute", code=hold.replace("hold_cold", "drop_cold"))
+    assert d.receive().value == ["LLM_SUCCESS", ["LLM_SUCCESS"]]
+
+
+def test_a_stopped_decoder_slows_no_other_link(prompt: StartPeer, decoder: StartPeer, window_s: float) -> None:
+    """Stopped in the middle of a pull, so with its link's lock: the other decoder does not wait once, nor does the prompt, except
+    for that link."""
+    p, d = _pair(prompt, decoder)
+    other = decoder(3)
+    other.call("allocate", name="small")
+    other.call("execute", code=PULL_ON)
+    _stop_in_a_pull(p, d)
+    before = _voluntary(other.pid)[str(other.pid)]
+    other.call("execute", code=PULL_ON)
+    # One for the command; of 2000 pulls at a stopped lock each would take a slice or more.
+    assert _voluntary(other.pid)[str(other.pid)] - before < 20
+    assert p.outcome("allocate", name="more", keys=[req(1, 5)]) == SUCCESS
+    assert other.outcome("pull", key=req(1, 5), name="small") == SUCCESS
+    p.send("unlink", ids=[2])
+    count, seconds = _wake_ups_of_waiter(p.pid, window_s)
+    assert 0 < count <= WAKE_UPS_A_SECOND * seconds, "the one that wants the stopped link waits, and seldom wakes up"
+    d.cont()
+    assert p.receive().value == ["LLM_SUCCESS", ["LLM_SUCCESS"]]
+    assert d.receive().outcome in (SUCCESS, "LLM_NOT_YET_LINK"), "it was in the middle, or between two shares, of its last pull"
+
+
+def _stop_in_a_pull(p: Peer, d: Peer) -> None:
+    """Stop the decoder until it is found with the lock; the pull that it is in is answered when it goes on."""
+    for number in range(1000):
+        d.send("pull", key=by_id(1, 1), name="big")
+        time.sleep(0.002 + number % 7 * 0.001)
+        d.stop()
+        if p.call("execute", code=HOLDER) == 2:
+            return
+        d.cont()
+        assert d.receive().outcome == SUCCESS
+    pytest.fail("never stopped in a pull")
+
+
+def test_bytes_of_a_pull_that_was_stopped(prompt: StartPeer, decoder: StartPeer) -> None:
+    p, d = _pair(prompt, decoder)
+    _stop_in_a_pull(p, d)
+    d.cont()
+    assert d.receive().outcome == SUCCESS
+    assert d.call("digest", name="big") == p.call("digest", name="big")
