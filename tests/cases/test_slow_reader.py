@@ -1,66 +1,29 @@
 """Field cases FR-050 and FR-004: what happens to the source while a reader is stopped in the middle of its copy."""
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from agent_code import HEARD, LISTEN
-from peer import SHM, Namespace, Peer, StartPeer, by_id, req
+from mid_copy import CONTENT, NEW, OLD, ONE, caught_in_the_middle, fill
+from peer import SHM, Namespace, StartPeer, by_id, req
 from reference import SUCCESS
 from shared_bytes import SharedFile, directory_of, segments_of
 
 from shmkv import _layout
 
 pytestmark = pytest.mark.timeout(120)
-NBYTES = 128 << 20
-ONE: dict[str, Any] = {"num_tensors": 1, "shape": [1, NBYTES], "dtype": "DT_INT8"}
-OLD, NEW, NOTHING = 11, 22, 0
-CONTENT = "a = agent.caches['kv'].tensors[0].numpy()\nresult = sorted({int(a.min()), int(a.max())})"
-TRIES = 40
 T_MS = 20000
-
-
-def _fill(p: Peer, name: str, value: int) -> None:
-    p.call("execute", code=f"agent.caches[{name!r}].tensors[0].numpy()[...] = {value}")
-
-
-def _stop_in_the_middle(d: Peer, key: list[Any], segment: SharedFile) -> bool:
-    """Start a pull and stop D between its first and its last byte; False if it was too fast for us."""
-    first, last = _layout.SEGMENT_DATA, _layout.SEGMENT_DATA + NBYTES - 1
-    segment.bytes[first], segment.bytes[last] = NOTHING, NOTHING
-    d.send("pull", key=key, name="kv")
-    while segment.bytes[first] == NOTHING:
-        pass
-    d.stop()
-    return segment.bytes[last] == NOTHING
-
-
-def _caught_in_the_middle(namespace: Namespace, p: Peer, d: Peer, key: list[Any]) -> None:
-    """D is stopped in the middle of a pull of "old" when this returns."""
-    p.call("allocate", name="old", keys=[req(1, 7)], **ONE)
-    _fill(p, "old", OLD)
-    d.call("allocate", name="kv", **ONE)
-    d.call("pull", key=by_id(1, 1), name="kv", src_cache_offset=0)      # maps it; an offset keeps the key
-    with SharedFile(segments_of(namespace, 2)[0]) as destination:
-        for _ in range(TRIES):
-            if _stop_in_the_middle(d, key, destination):
-                return
-            d.cont()
-            assert d.receive().outcome == SUCCESS
-            p.call("bind", name="old", keys=[(0, req(1, 7))])
-    pytest.fail(f"no pull of {NBYTES} bytes was slow enough in {TRIES} tries")
 
 
 @pytest.mark.parametrize("by_key", [True, False])
 def test_fr_050_a_reader_that_stops_in_its_copy(namespace: Namespace, prompt: StartPeer, decoder: StartPeer,
                                                 by_key: bool) -> None:
     p, d = prompt(1), decoder(2)
-    _caught_in_the_middle(namespace, p, d, req(1, 7) if by_key else by_id(1, 1))
+    caught_in_the_middle(namespace, p, d, req(1, 7) if by_key else by_id(1, 1))
     p.call("remove_key", key=req(1, 7))
     p.call("deallocate", name="old")
     p.call("collect")
     p.call("allocate", name="new", keys=[req(1, 7)], **ONE)
-    _fill(p, "new", NEW)
+    fill(p, "new", NEW)
     d.cont()
     answer = d.receive()
     assert answer.outcome in (SUCCESS, "LLM_KV_CACHE_NOT_EXIST"), "the old bytes, or LLMException"
@@ -79,7 +42,7 @@ def test_fr_004_a_pull_that_fails_in_the_middle(namespace: Namespace, prompt: St
                                                 what: str) -> None:
     p, d = prompt(1), decoder(2)
     d.call("execute", code=LISTEN)
-    _caught_in_the_middle(namespace, p, d, req(1, 7))
+    caught_in_the_middle(namespace, p, d, req(1, 7))
     (name,) = segments_of(namespace, 1)
     if what == "the owner dies":
         p.kill()
