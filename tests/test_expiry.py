@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,9 +18,9 @@ U64MAX = 2**64 - 1
 
 
 @pytest.fixture
-def manager(here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def manager(here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("SHMKV_RECYCLE_BYTES", "0")
-    yield here("PROMPT").kv_cache_manager
+    return here("PROMPT").kv_cache_manager
 
 
 def keys(*req_ids: int) -> list[CacheKey]:
