@@ -9,7 +9,7 @@ import errno
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from shmkv import _link_record, _lookup, segment
@@ -212,10 +212,10 @@ class OwnCaches:
             self.expiry.unbound(cache.slot, row)
         self.collect()
 
-    def publish(self, cache: OwnCache, rows: Iterable[int], tensors: int, key_ttl_ms: int | None = None) -> None:
+    def publish(self, cache: OwnCache, rows: Sequence[int], tensors: int, key_ttl_ms: int | None = None) -> None:
         """The first `tensors` tensors of each row hold their bytes now."""
+        self.expiry.published(cache.slot, rows, key_ttl_ms)
         for row in rows:
-            self.expiry.published(cache.slot, row, key_ttl_ms)
             self._directory.publish(cache.slot, row, tensors)
         self.collect()
 

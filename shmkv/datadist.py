@@ -107,11 +107,12 @@ class LLMDataDist(Uncopyable):
             raise LLMException("finalize was called from a signal handler that interrupted a call of this cluster",
                                status_code=LLMStatusCode.LLM_LINK_BUSY)
         left = drain(cluster, links, drain_ms) if drain_ms and not cluster.is_closed and not cluster.is_forked else None
+        if cluster.is_forked:
+            watch.abandon()
+        else:
+            watch.close()
         try:
-            if cluster.is_forked:
-                watch.abandon()
-            else:
-                watch.close()
+            if not cluster.is_forked:
                 links.close()
         finally:
             cluster.close()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from shmkv import _lookup
@@ -50,15 +50,20 @@ class KeyExpiry:
         self._slots.setdefault(slot, {})[row] = age
         self._push(slot, row, age)
 
-    def published(self, slot: int, row: int, ttl_ms: int | None) -> None:
-        """A row was published: its key is new from now on. A time to live counts anew; without one the old deadline stays."""
-        age = self._slots.get(slot, {}).get(row)
-        if age is None:
+    def published(self, slot: int, rows: Iterable[int], ttl_ms: int | None) -> None:
+        """Rows were published: their keys are new from now on. A time to live counts anew; without one the old deadline stays."""
+        ages = self._slots.get(slot)
+        if not ages:
             return
-        age.since_ns = time.monotonic_ns()
-        if ttl_ms is not None:
-            age.deadline_ns = age.since_ns + ttl_ms * 1_000_000
-            self._push(slot, row, age)
+        now = time.monotonic_ns()
+        for row in rows:
+            age = ages.get(row)
+            if age is None:
+                continue
+            age.since_ns = now
+            if ttl_ms is not None:
+                age.deadline_ns = now + ttl_ms * 1_000_000
+                self._push(slot, row, age)
 
     def unbound(self, slot: int, row: int) -> None:
         """A row lost its key."""

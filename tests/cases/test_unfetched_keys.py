@@ -26,7 +26,7 @@ def test_key_that_expires_while_it_is_pulled(namespace: Namespace, prompt: Start
 import time
 caches = agent.dist.kv_cache_manager._cluster.caches
 slot, row, _ = next(caches.expiry.living())
-caches.expiry.published(slot, row, 1)
+caches.expiry.published(slot, [row], 1)
 while not agent.dist.kv_cache_manager.stats()["keys_expired_by_ttl"]:
     time.sleep(0.001)
 """)

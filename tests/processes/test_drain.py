@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+import memory
 import pytest
 from peer import Peer, StartPeer, prefix, req
 from reference import SUCCESS
@@ -99,6 +100,47 @@ while agent.manager.is_initialized():
     assert d.call("link", ids=[1]) == [SUCCESS, [SUCCESS]]
     assert d.outcome("pull", key=req(1, 1), name="kv") == SUCCESS
     p.call("execute", code="agent.ending.join(20)\nassert not agent.ending.is_alive()")
+
+
+def test_own_pull_that_runs_is_waited_for(pair: tuple[Peer, Peer]) -> None:
+    """It waits for the link, which the peer seems to hold; meanwhile new ones are refused, prepared or not."""
+    p, d = pair
+    p.call("allocate", name="kv", keys=[req(1, 1), req(1, 2)], **SHAPE)
+    d.call("execute", code=f"""
+import ctypes, threading, time
+handle = agent.dist._links.handle(1)
+word = ctypes.c_uint32.from_address(handle.address + {memory.OFFSETS['LinkRecord', 'word']})
+manager, cache, came = agent.dist.kv_cache_manager, agent.caches["kv"], []
+prepared = manager.prepare_pull(cache)
+prepared(shmkv.CacheKey(1, 1))        # it has a link from now on
+word.value = 1
+def until(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, came
+        time.sleep(0.001)
+def start(call):
+    thread = threading.Thread(target=lambda: came.append(call()))
+    thread.start()
+    return thread
+pulling = start(lambda: manager.pull_cache(shmkv.CacheKey(1, 2), cache))
+until(lambda: handle.users)
+ending = start(lambda: agent.finalize(drain_ms=60_000))
+until(lambda: handle.is_closing)
+refused = []
+for call in (lambda: prepared(shmkv.CacheKey(1, 2)), lambda: manager.pull_cache(shmkv.CacheKey(1, 2), cache)):
+    try:
+        call()
+    except shmkv.LLMException as error:
+        refused.append(error.status_code.name)
+assert refused == ["LLM_LINK_BUSY", "LLM_ENGINE_FINALIZED"], refused
+assert came == [] and pulling.is_alive() and ending.is_alive()
+word.value = 0
+for thread in (pulling, ending):
+    thread.join(20)
+    assert not thread.is_alive()
+assert came == [None, []], came
+""")
 
 
 def test_interrupted_it_ends_at_the_second_call(here: Callable[..., Any]) -> None:
