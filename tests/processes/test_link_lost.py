@@ -1,6 +1,9 @@
 """A lost link is told without a request: by a callback, and by a descriptor."""
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -324,3 +327,50 @@ assert status == 0, status
 """)
     p.kill()
     assert heard(d, 1) == [[1, "died"]], "the parent's goes on"
+
+
+# -- pid namespaces ----------------------------------------------------------------------------------------------------
+
+INSIDE = """
+import os, sys, time
+from shmkv import *
+dist = LLMDataDist(LLMRole.DECODER, 2)
+dist.init(LLMConfig().generate_options())
+peer = LLMClusterInfo()
+peer.remote_cluster_id = 1
+peer.append_local_ip_info("127.0.0.1", 1)
+peer.append_remote_ip_info("127.0.0.1", 1)
+assert dist.link_clusters([peer], 20000)[0] == LLMStatusCode.LLM_SUCCESS
+manager, heard = dist.kv_cache_manager, []
+manager.on_link_lost(lambda *lost: heard.append(lost))
+monitor = manager._watch._monitor
+while not monitor._made:
+    time.sleep(0.001)
+print(os.getpid(), len(monitor._by_fd), flush=True)
+while not heard:
+    time.sleep(0.001)
+print(heard, flush=True)
+dist.finalize()
+"""
+
+
+def unshare() -> list[str]:
+    """The command that starts a program in a pid namespace of its own, which ends with it; skips where that is not allowed."""
+    command = ["unshare", "--pid", "--fork", "--kill-child"]
+    if shutil.which("unshare") is None or subprocess.run([*command, "true"], capture_output=True, timeout=20).returncode != 0:
+        pytest.skip("needs a pid namespace")
+    return command
+
+
+def test_peer_in_another_pid_namespace_has_no_pidfd_and_is_told_all_the_same(prompt: StartPeer) -> None:
+    command = unshare()
+    p = prompt(1)
+    with subprocess.Popen([*command, sys.executable, "-c", INSIDE], stdout=subprocess.PIPE, text=True) as decoder:
+        try:
+            assert decoder.stdout is not None
+            assert decoder.stdout.readline() == "1 0\n", "it is pid 1 there, and sees no pid of the prompt"
+            p.kill()
+            assert decoder.stdout.readline() == "[(1, 'died')]\n"
+            assert decoder.wait(20) == 0
+        finally:
+            decoder.kill()
