@@ -136,6 +136,12 @@ def cold_holder_pid(int fd) -> int:
     return pid if look(fd, COLD_BYTE, 1, &pid) == 1 and pid > 0 else 0
 
 
+def holder_pid(int fd, uint32_t slot) -> int:
+    """Pid of the other process that holds the slot's byte as this pid namespace sees it, 0 if none or not visible."""
+    cdef int pid = 0
+    return pid if look(fd, LIFE_FIRST + slot, 1, &pid) == 1 and pid > 0 else 0
+
+
 def held_by_other(int fd, uint32_t slot) -> bool:
     """Does another process hold the slot's byte? "Cannot tell" counts as yes."""
     return life_look(fd, slot) != 0

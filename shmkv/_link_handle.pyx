@@ -91,6 +91,11 @@ cdef class LinkHandle:
         return self.link.peer_slot
 
     @property
+    def peer_incarnation(self):
+        """Of the cluster at the other end, when the link was made."""
+        return self.link.peer_incarnation
+
+    @property
     def peer_is_idle(self):
         """Does the peer's side of the record name no cache of ours?"""
         return is_idle(&self.link.record.sides[SIDE_ACCEPTOR])

@@ -244,9 +244,31 @@ def dead_initiators(Region directory, int life_fd, Region members):
     return found
 
 
+def living(Region directory):
+    """(slot, serial, cluster id, member slot, incarnation) of the links that others made to this directory and nobody has ended."""
+    cdef uint32_t slot
+    cdef uint64_t state
+    cdef LinkSide* side
+    found = []
+    for slot in range(links_reserved(directory)):
+        state = load64_seq(&link_at(directory.address, slot).state)
+        if word_state(state) == LINK_LIVE:
+            side = &link_at(directory.address, slot).sides[SIDE_INITIATOR]
+            found.append((slot, word_generation(state), side.cluster_id, side.slot, side.incarnation))
+    return found
+
+
+def busy(Region directory):
+    """Slots of the records, in whatever state, whose initiator names a cache by its hazard: a pull runs, or died in it."""
+    cdef uint32_t slot
+    return [slot for slot in range(links_reserved(directory))
+            if load64_seq(&link_at(directory.address, slot).sides[SIDE_INITIATOR].hazard) != 0]
+
+
 def address(Region directory, uint32_t slot):
     """Address of a record in this process."""
     return <size_t>link_at(directory.address, slot)
 
 
 LIVE = LINK_LIVE
+REMOVED = LINK_REMOVED

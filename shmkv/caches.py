@@ -9,7 +9,7 @@ import errno
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from shmkv import _link_record, _lookup, segment
@@ -20,15 +20,14 @@ from shmkv._mapping import Region
 from shmkv.cache_layout import CacheLayout
 from shmkv.config import Settings
 from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
-from shmkv.keys import KEY_REQUEST
+from shmkv.expiry import KeyExpiry
+from shmkv.keys import KEY_REQUEST, KeyWords
 from shmkv.membership import Member, Namespace
 from shmkv.pauses import Pauses
 from shmkv.segment import Segment, SegmentPool
 from shmkv.types import CacheDesc
 
 REAP_INTERVAL_NS = 20_000_000
-
-KeyWords = tuple[int, int, int, int]
 
 log = logging.getLogger("shmkv")
 
@@ -75,6 +74,7 @@ class OwnCaches:
         self._initiated = initiated
         self._by_id: dict[int, OwnCache] = {}
         self._by_slot: dict[int, OwnCache] = directory.owners
+        self.expiry = KeyExpiry(directory, self._key_ends)
         self._leaving: dict[int, OwnCache] = {}
         self._reaped: set[tuple[int, int]] = set()
         self._reaped_count = 0
@@ -100,7 +100,8 @@ class OwnCaches:
     # -- making -----------------------------------------------------------------------------------------------------
 
     def allocate(self, wanted: CacheLayout, keys: dict[int, KeyWords], *, publish: bool, zero: bool, blocks: bool = False,
-                 blocks_model_id: int | None = None, into: list[OwnCache] | None = None) -> OwnCache:
+                 blocks_model_id: int | None = None, key_ttl_ms: int | None = None,
+                 into: list[OwnCache] | None = None) -> OwnCache:
         """A new cache with its rows bound to `keys`, or a blocks cache with its own kind of key. LLMParamError if a key is bound
         to a living cache; nothing is left of a failed call. `into` holds the cache from the moment on that it is the caller's."""
         cache: OwnCache | None = None
@@ -116,7 +117,7 @@ class OwnCaches:
                 made.region.clear(SEGMENT_DATA, wanted.nbytes)
             cache = OwnCache(self._next_id, wanted, made, LocalCache(made.region, wanted.tensors), blocks_model_id)
             self._next_id += 1
-            self._record(cache, keys, publish, blocks)
+            self._record(cache, keys, publish, blocks, key_ttl_ms)
             if into is not None:
                 into.append(cache)
         except BaseException as error:
@@ -130,7 +131,7 @@ class OwnCaches:
         if model_id is not None and any(cache.blocks_model_id == model_id and cache.id_alive for cache in self):
             raise LLMParamError(f"blocks key (model_id {model_id}) is bound to a living cache already")
 
-    def _record(self, cache: OwnCache, keys: dict[int, KeyWords], publish: bool, blocks: bool) -> None:
+    def _record(self, cache: OwnCache, keys: dict[int, KeyWords], publish: bool, blocks: bool, ttl_ms: int | None) -> None:
         wanted = cache.layout
         cache.slot, cache.generation = self._directory.insert(
             cache.segment.region, cache, cache_id=cache.cache_id, serial=cache.segment.serial, tensors=wanted.tensors,
@@ -138,6 +139,7 @@ class OwnCaches:
             blocks_model_id=cache.blocks_model_id)
         self._by_id[cache.cache_id] = cache
         for row, words in keys.items():
+            self.expiry.bound(cache.slot, row, ttl_ms)
             self._directory.bind(cache.slot, row, words)
 
     def _undo(self, cache: OwnCache | None, made: Segment | None) -> None:
@@ -190,7 +192,7 @@ class OwnCaches:
             owner = self._by_slot[found[0]].cache_id
             raise LLMParamError(f"key ({name}, model_id {model_id}) is bound to row {found[1]} of cache {owner} already")
 
-    def bind(self, cache: OwnCache, keys: dict[int, KeyWords], *, publish: bool) -> None:
+    def bind(self, cache: OwnCache, keys: dict[int, KeyWords], *, publish: bool, key_ttl_ms: int | None = None) -> None:
         """Bind keys to rows, which are published by that unless ``publish=False``."""
         self.collect()
         for row, words in keys.items():
@@ -199,6 +201,7 @@ class OwnCaches:
         try:
             self._directory.make_room(len(keys))
             for row, words in keys.items():
+                self.expiry.bound(cache.slot, row, key_ttl_ms)
                 self._directory.bind(cache.slot, row, words, cache.desc.num_tensors if publish else 0)
         except (MemoryError, OSError) as error:
             raise self._no_memory(cache.layout, error) from error
@@ -208,10 +211,12 @@ class OwnCaches:
         cache.living = None
         for row in rows:
             self._directory.unbind(cache.slot, row)
+            self.expiry.unbound(cache.slot, row)
         self.collect()
 
-    def publish(self, cache: OwnCache, rows: Iterable[int], tensors: int) -> None:
+    def publish(self, cache: OwnCache, rows: Sequence[int], tensors: int, key_ttl_ms: int | None = None) -> None:
         """The first `tensors` tensors of each row hold their bytes now."""
+        self.expiry.published(cache.slot, rows, key_ttl_ms)
         for row in rows:
             self._directory.publish(cache.slot, row, tensors)
         self.collect()
@@ -220,9 +225,34 @@ class OwnCaches:
         """Forget a key and its coverage; an unknown one is no error."""
         found = self._directory.find(words)
         if found is not None:
-            self._by_slot[found[0]].living = None
+            self._key_ends(found[0])
             self._directory.remove(*found)
         self.collect()
+
+    def _key_ends(self, slot: int) -> None:
+        """The keys of a cache have to be counted again. Before one of them goes: an interrupt must not leave an old count."""
+        self._by_slot[slot].living = None
+
+    def expire(self, older_than_ms: int) -> int:
+        """Forget the keys that are older, as `remove_key` does: how many."""
+        ended = self.expiry.expire_older(older_than_ms)
+        self.collect()
+        return ended
+
+    def waited_for(self) -> list[tuple[KeyWords, bool]]:
+        """The request keys that nobody has fetched, and of each whether its row is published, so that somebody can."""
+        self.collect()
+        return [(words, self.is_published(self._by_slot[slot], row, 0, -1)) for slot, row, words in self.expiry.living()
+                if words[0] == KEY_REQUEST]
+
+    def stats(self) -> dict[str, int]:
+        """What there is and what expired so far."""
+        self.collect()
+        return {
+            "caches": len(self._by_id), "cache_bytes": sum(cache.segment.nbytes for cache in self),
+            "recycle_bytes": self._pool.kept_nbytes, "keys": sum(1 for _ in self.expiry.living()),
+            "keys_expired_by_ttl": self.expiry.by_ttl, "keys_expired_by_call": self.expiry.by_call,
+        }
 
     # -- letting go -------------------------------------------------------------------------------------------------
 
@@ -243,6 +273,7 @@ class OwnCaches:
         """Free what can be freed now: bytes that the system has back (kept segments are not among them)."""
         while self.dropped:
             self._let_go(self.dropped.popleft())
+        self.expiry.expire_due()
         self._settle()
         freed = sum(self._try_free(cache) for cache in list(self._leaving.values()))
         self._directory.index.give_back_old_parts(self._namespace.life_fd, self._namespace.table)
@@ -284,6 +315,7 @@ class OwnCaches:
         # Forgotten first: an interrupt in between costs the record, not the manager.
         self._by_id.pop(cache.cache_id, None)
         self._leaving.pop(cache.cache_id, None)
+        self.expiry.freed(cache.slot)
         self._directory.release(cache.slot)
         return self._pool.give(cache.segment)
 

@@ -45,7 +45,8 @@ class Cluster:
         self.link_records: set[tuple[Region, int]] = set()      # (directory, slot) that this cluster claimed; kept by link.py
         self._epoch = _life.epoch()
         self._opened: list[int] = []        # the directory's descriptor
-        self.is_closed = False
+        self.is_closed = False              # new calls are refused
+        self._is_shut = False               # and those that wait for the owner's lock as well
         self._has_left = True               # nothing to give back yet
 
     def join(self) -> None:
@@ -86,7 +87,8 @@ class Cluster:
         """Whoever got the owner's lock may have waited for a finalize."""
         if _link.inside_call():
             raise link_busy("called from a signal handler that interrupted a pull")
-        self.check_usable()
+        if self._is_shut or self.is_forked:
+            self.check_usable()
 
     def check_usable(self) -> None:
         """LLM_ENGINE_FINALIZED after close, LLM_FAILED in a forked child."""
@@ -101,6 +103,11 @@ class Cluster:
     def is_forked(self) -> bool:
         """Is this a child of the process that made the cluster?"""
         return _life.epoch() != self._epoch
+
+    def refuse_new_calls(self) -> None:
+        """From now on calls answer LLM_ENGINE_FINALIZED, while what others read stays as it is."""
+        with self.lock:
+            self.is_closed = True
 
     def set_role(self, role: LLMRole) -> None:
         """Change the role that linkers ask for; caches and keys stay."""
@@ -126,9 +133,9 @@ class Cluster:
         if self.is_forked:
             self.is_closed = self._has_left = True
             return
-        if not self.is_closed:
+        if not self._is_shut:
             with self.lock:
-                self.is_closed = True           # nobody gets in any more
+                self.is_closed = self._is_shut = True       # nobody gets in any more
         try:
             if hasattr(self, "caches"):
                 self.directory.close()

@@ -14,14 +14,18 @@ from shmkv.checks import (
     check_positive,
     check_sequence,
     check_type,
+    check_uint32,
     check_uint64,
 )
 from shmkv.cluster import Cluster
 from shmkv.cluster_info import LLMClusterInfo, parse_listen_ip_info
 from shmkv.config import Settings
+from shmkv.drain import drain
 from shmkv.errors import LLMException, LLMNoneError, LLMParamError, LLMStatusCode
+from shmkv.keys import CacheKey
 from shmkv.kv_cache_manager import KvCacheManager
 from shmkv.link import MAX_CLUSTERS_A_CALL, LinkResults, Links
+from shmkv.link_watch import LinkWatch
 from shmkv.options import LISTEN_IP_INFO
 from shmkv.types import LLMRole
 
@@ -44,6 +48,7 @@ class LLMDataDist(Uncopyable):
         self._cluster_id = check_uint64("cluster_id", cluster_id)
         self._cluster: Cluster | None = None
         self._links: Links | None = None
+        self._watch: LinkWatch | None = None
         self._manager: KvCacheManager | None = None
 
     @property
@@ -75,11 +80,12 @@ class LLMDataDist(Uncopyable):
         try:
             cluster.join()
             links = Links(cluster)
-            self._manager = KvCacheManager(cluster, links)
+            self._watch = LinkWatch(cluster, links)
+            self._manager = KvCacheManager(cluster, links, self._watch)
             self._cluster, self._links = cluster, links
             LLMDataDist.llm_engine_instance = self
         except BaseException:
-            self._cluster = self._links = self._manager = None
+            self._cluster = self._links = self._watch = self._manager = None
             _take_back(cluster)
             raise
         if not settings.cache_manager:
@@ -87,23 +93,34 @@ class LLMDataDist(Uncopyable):
             options[ROLE_OPTION] = self._role_to_str(self._role)
             options.setdefault(CLUSTER_INFO_OPTION, f'{{"cluster_id": {self._cluster_id}}}')
 
-    def finalize(self) -> None:
-        """Free every cache, drop links, leave the namespace. No-op if not initialised."""
-        cluster, links = self._cluster, self._links
-        if cluster is None or links is None:
-            return
+    def finalize(self, *, drain_ms: int = 0) -> list[CacheKey] | None:
+        """Free every cache, drop links, leave the namespace. No-op if not initialised.
+
+        With `drain_ms` others may first fetch what is there, for so long at most: until no published request key is left and no
+        pull runs. Calls of this process are refused meanwhile. Returns the request keys that nobody fetched; None without.
+        """
+        check_uint32("drain_ms", drain_ms)
+        cluster, links, watch = self._cluster, self._links, self._watch
+        if cluster is None or links is None or watch is None:
+            return None
         if _link.inside_call() or cluster.lock.is_mine:
             raise LLMException("finalize was called from a signal handler that interrupted a call of this cluster",
                                status_code=LLMStatusCode.LLM_LINK_BUSY)
+        left = drain(cluster, links, drain_ms) if drain_ms and not cluster.is_closed and not cluster.is_forked else None
+        if cluster.is_forked:
+            watch.abandon()
+        else:
+            watch.close()
         try:
             if not cluster.is_forked:
                 links.close()
         finally:
             cluster.close()
         # Interrupted before this, finalize can be called again and goes on where it was.
-        self._cluster = self._links = self._manager = None
+        self._cluster = self._links = self._watch = self._manager = None
         if LLMDataDist.llm_engine_instance is self:
             LLMDataDist.llm_engine_instance = None
+        return left
 
     def _is_forked(self) -> bool:
         return self._cluster is not None and self._cluster.is_forked

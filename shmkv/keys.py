@@ -16,6 +16,7 @@ U64MAX = UINT64_MAX
 # What a key is for the core: six 64-bit numbers, made once, since the same key may be pulled by a thousand times a second:
 # cluster id, kind, then the words of the record (or the cache id), and the row for a cache id. `words` has those of the record.
 KEY_NONE, KEY_REQUEST, KEY_PREFIX, KEY_UNUSABLE = 0, 1, 2, 255
+KeyWords = tuple[int, int, int, int]        # kind, req_id, prefix_id, model_id
 _PACK = struct.Struct("=6Q").pack
 
 

@@ -13,10 +13,17 @@ from typing import NoReturn
 from shmkv import _copy, _pull, transfer
 from shmkv._pull import PreparedPull
 from shmkv._view import TensorView
-from shmkv.cache_layout import CacheLayout, layout
-from shmkv.caches import KeyWords, OwnCache
+from shmkv.cache_arguments import (
+    check_allocation,
+    check_rows,
+    check_ttl,
+    published_tensors,
+    rows_of_keys,
+    words_of_rows,
+)
+from shmkv.cache_layout import CacheLayout
+from shmkv.caches import OwnCache
 from shmkv.checks import (
-    Uncopyable,
     check_bool,
     check_copy_size,
     check_dict,
@@ -28,25 +35,20 @@ from shmkv.checks import (
     check_uint32,
     check_uint64,
 )
-from shmkv.cluster import Cluster
 from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
-from shmkv.keys import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
+from shmkv.keys import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex, KeyWords
 from shmkv.kv_cache import KvCache, check_kv_cache, make_view
-from shmkv.link import Links
+from shmkv.operator_calls import OperatorCalls
 from shmkv.pull_arguments import LastPull, PullRequest, check_device, check_usable_key
 from shmkv.pull_failure import PullKey
 from shmkv.tensor import Tensor, TensorDesc
-from shmkv.types import CacheDesc, LLMRole, Placement
+from shmkv.types import CacheDesc, LLMRole
 
 ANY_KEY = CacheKeyByIdAndIndex(0, 0)
 
 
-class KvCacheManager(Uncopyable):
+class KvCacheManager(OperatorCalls):
     """Caches of one initialised LLMDataDist; got by `LLMDataDist.kv_cache_manager`. Calls are safe from any thread."""
-
-    def __init__(self, cluster: Cluster, links: Links) -> None:
-        self._cluster = cluster
-        self._links = links
 
     def is_initialized(self) -> bool:
         """False after finalize and in a forked child."""
@@ -75,11 +77,11 @@ class KvCacheManager(Uncopyable):
     # -- memory -----------------------------------------------------------------------------------------------------
 
     def allocate_cache(self, cache_desc: CacheDesc, cache_keys: Sequence[CacheKey] = (), *, publish: bool = True,
-                       zero: bool = False) -> KvCache:
+                       zero: bool = False, key_ttl_ms: int | None = None) -> KvCache:
         """Allocate `num_tensors` tensors of `cache_desc.shape` in shared memory and bind `cache_keys[i]` to row i.
 
         Keys need role PROMPT. With ``publish=False`` nothing can be pulled before `publish`, which is the safe way: fill first.
-        Fresh memory is zero, recycled memory is undefined unless ``zero=True``.
+        Fresh memory is zero, recycled memory is undefined unless ``zero=True``. `key_ttl_ms`: as for `bind`.
 
         Raises:
             LLMParamError: description, placement, role, too many keys, a key that is bound already or names nothing.
@@ -88,11 +90,12 @@ class KvCacheManager(Uncopyable):
         self._cluster.check_usable()
         check_type("cache_desc", cache_desc, CacheDesc)
         keys = check_sequence("cache_keys", cache_keys, CacheKey)
-        wanted = self._check_allocation(cache_desc, publish, zero)
+        wanted = check_allocation(cache_desc, publish, zero, self._cluster.no_memory)
+        ttl_ms = check_ttl(key_ttl_ms)
         if keys:
             self._check_role("allocate_cache with cache_keys", LLMRole.PROMPT)
-        rows = self._rows_of_keys(keys, wanted.rows)
-        return self._allocate(wanted, rows, publish=publish, zero=zero)
+        rows = rows_of_keys(keys, wanted.rows)
+        return self._allocate(wanted, rows, publish=publish, zero=zero, key_ttl_ms=ttl_ms)
 
     def allocate_blocks_cache(self, cache_desc: CacheDesc, blocks_cache_key: BlocksCacheKey | None = None, *,
                               publish: bool = True, zero: bool = False) -> KvCache:
@@ -107,7 +110,7 @@ class KvCacheManager(Uncopyable):
         check_type("cache_desc", cache_desc, CacheDesc)
         if blocks_cache_key is not None:
             check_type("blocks_cache_key", blocks_cache_key, BlocksCacheKey)
-        wanted = self._check_allocation(cache_desc, publish, zero)
+        wanted = check_allocation(cache_desc, publish, zero, self._cluster.no_memory)
         if wanted.desc.batch_dim != 0:
             raise LLMParamError(f"argument 'cache_desc' must have batch_dim_index 0 for blocks, got {wanted.desc.batch_dim}")
         if blocks_cache_key is not None:
@@ -116,40 +119,17 @@ class KvCacheManager(Uncopyable):
         return self._allocate(wanted, {}, publish=publish, zero=zero, blocks=True, blocks_model_id=model_id)
 
     def _allocate(self, wanted: CacheLayout, rows: dict[int, KeyWords], *, publish: bool, zero: bool, blocks: bool = False,
-                  blocks_model_id: int | None = None) -> KvCache:
+                  blocks_model_id: int | None = None, key_ttl_ms: int | None = None) -> KvCache:
         made: list[OwnCache] = []
         try:
             with self._cluster.lock:
                 own = self._cluster.caches.allocate(wanted, rows, publish=publish, zero=zero, blocks=blocks,
-                                                    blocks_model_id=blocks_model_id, into=made)
+                                                    blocks_model_id=blocks_model_id, key_ttl_ms=key_ttl_ms, into=made)
             return KvCache(own.cache_id, own.desc.snapshot(), None, self, own)
         except BaseException:
             for cache in made:              # interrupted before anybody had a handle
                 self._dropped.append(cache)
             raise
-
-    def _check_allocation(self, cache_desc: CacheDesc, publish: bool, zero: bool) -> CacheLayout:
-        """What every allocation asks for."""
-        check_bool("publish", publish)
-        check_bool("zero", zero)
-        try:
-            wanted = layout(cache_desc)
-        except MemoryError as error:
-            raise self._cluster.no_memory("the layout of a cache", error) from error
-        if wanted.desc.placement != Placement.DEVICE:
-            raise LLMParamError(f"argument 'cache_desc' must have placement DEVICE, got {wanted.desc.placement!s}")
-        return wanted
-
-    def _rows_of_keys(self, keys: Sequence[CacheKey], batch_size: int) -> dict[int, KeyWords]:
-        """Row -> key; padding keys name nothing, of equal keys the last one counts."""
-        if len(keys) > batch_size:
-            raise LLMParamError(f"argument 'cache_keys' has {len(keys)} keys for a batch size of {batch_size}")
-        rows: dict[KeyWords, int] = {}
-        for row, key in enumerate(keys):
-            if not key.is_padding:
-                check_usable_key(key)
-                rows[key.words] = row
-        return {row: words for words, row in rows.items()}
 
     def deallocate_cache(self, cache: KvCache) -> None:
         """Drop the id reference; the memory goes when no key is left and nobody reads it. Twice is no error."""
@@ -191,25 +171,22 @@ class KvCacheManager(Uncopyable):
         with self._cluster.lock:
             self._cluster.caches.remove_key(cache_key.words)
 
-    def bind(self, cache: KvCache, keys: dict[int, CacheKey], *, publish: bool = True) -> None:
+    def bind(self, cache: KvCache, keys: dict[int, CacheKey], *, publish: bool = True, key_ttl_ms: int | None = None) -> None:
         """Name rows of a cache at run time: {batch index: key}. A row that had a key loses it.
 
         The rows count as filled and can be pulled from then on; with ``publish=False`` not before the next `publish`. To fill a
-        row again: `unbind`, fill, `bind`.
+        row again: `unbind`, fill, `bind`. A key that nobody fetched within `key_ttl_ms` is removed by this manager's next call.
         """
         self._check_role("bind", LLMRole.PROMPT)
         check_kv_cache("cache", cache)
         check_dict("keys", keys, int, CacheKey)
         check_bool("publish", publish)
-        for key in keys.values():
-            check_usable_key(key)
-        words = {row: key.words for row, key in keys.items()}
-        if len(set(words.values())) != len(words):
-            raise LLMParamError("argument 'keys' names two rows by one key")
+        ttl_ms = check_ttl(key_ttl_ms)
+        words = words_of_rows(keys)
         with self._cluster.lock:
             own = self._own(cache)
-            self._check_rows(own, words)
-            self._cluster.caches.bind(own, words, publish=publish)
+            check_rows(words, own.desc.batch_size)
+            self._cluster.caches.bind(own, words, publish=publish, key_ttl_ms=ttl_ms)
 
     def unbind(self, cache: KvCache, rows: Iterable[int]) -> None:
         """Take the keys of rows away before they are filled again: a pull that is in one of them fails, and none gets in, by cache
@@ -218,32 +195,25 @@ class KvCacheManager(Uncopyable):
         check_kv_cache("cache", cache)
         with self._cluster.lock:
             own = self._own(cache)
-            self._cluster.caches.unbind(own, self._check_rows(own, rows))
+            self._cluster.caches.unbind(own, check_rows(rows, own.desc.batch_size))
 
     def publish(self, cache: KvCache, *, rows: Iterable[int] | None = None, layers: int | None = None,
-                tensor_num_per_layer: int = 2) -> None:
-        """Make rows pullable (all by default): their bytes are complete, or those of the first `layers` layers are."""
+                tensor_num_per_layer: int = 2, key_ttl_ms: int | None = None) -> None:
+        """Make rows pullable (all by default): their bytes are complete, or those of the first `layers` layers are.
+
+        `key_ttl_ms`: as for `bind`, counted from now.
+        """
         self._cluster.check_usable()
         check_kv_cache("cache", cache)
         check_positive("tensor_num_per_layer", check_uint32("tensor_num_per_layer", tensor_num_per_layer))
         if layers is not None:
             check_uint32("layers", layers)
+        ttl_ms = check_ttl(key_ttl_ms)
         with self._cluster.lock:
             own = self._own(cache)
-            tensors = own.desc.num_tensors if layers is None else layers * tensor_num_per_layer
-            if tensors > own.desc.num_tensors:
-                raise LLMParamError(f"argument 'layers' {layers} of {tensor_num_per_layer} tensors each is more than the "
-                                    f"{own.desc.num_tensors} tensors of the cache")
-            wanted = range(own.desc.batch_size) if rows is None else self._check_rows(own, rows)
-            self._cluster.caches.publish(own, wanted, tensors)
-
-    @staticmethod
-    def _check_rows(own: OwnCache, rows: Iterable[int]) -> list[int]:
-        checked = [check_uint32("rows", row) for row in rows]
-        for row in checked:
-            if row >= own.desc.batch_size:
-                raise LLMParamError(f"argument 'rows' must be below the batch size {own.desc.batch_size}, got {row}")
-        return checked
+            tensors = published_tensors(own.desc.num_tensors, layers, tensor_num_per_layer)
+            wanted = range(own.desc.batch_size) if rows is None else check_rows(rows, own.desc.batch_size)
+            self._cluster.caches.publish(own, wanted, tensors, ttl_ms)
 
     # -- bytes ------------------------------------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ class Links:
         self._handles: dict[int, LinkHandle | None] = {}
         self._closing: list[LinkHandle] = []        # removed by force, a thread may still be inside
         self._linking = Mutex(busy=link_busy)       # one link call at a time
+        self.removed_here: dict[int, int] = {}      # own link record -> serial of the last link that this side removed there
         self.last_failure: dict[int, str] = {}      # why the last try to link to a cluster failed, for messages
 
     def __len__(self) -> int:
@@ -46,6 +47,19 @@ class Links:
     def handle(self, cluster_id: int) -> LinkHandle | None:
         """The link to a cluster, or None; the own cluster has none even when it is linked."""
         return self._handles.get(cluster_id)
+
+    def made(self) -> list[LinkHandle]:
+        """The links that this cluster made and did not remove."""
+        return [handle for handle in list(self._handles.values()) if handle is not None]
+
+    def refuse_new_pulls(self) -> None:
+        """New calls on any link answer LINK_BUSY; those that run go on."""
+        for handle in self.made():
+            handle.mark_closing(True)
+
+    def are_used(self) -> bool:
+        """Does a call of this process run on any link?"""
+        return any(handle.users for handle in self.made())
 
     def is_linked(self, cluster_id: int) -> bool:
         """Was a link made that neither side has removed? A link to a dead peer counts until it is unlinked."""
@@ -261,6 +275,7 @@ class Links:
         if handle is not None and not force and not self._remove_in_turn(handle, deadline):
             return LLMStatusCode.LLM_LINK_BUSY
         if handle is not None:
+            handle.mark_closing(True)       # before the removal, so that nobody takes it for the peer's
             handle.force_remove()           # by force, or a broken link: nothing to wait for
         self._forget_removed(cluster_id)
         return OK
@@ -285,7 +300,14 @@ class Links:
         namespace = self._cluster.namespace
         for slot, serial in links:
             left_ms = 0 if force else max(0, int((deadline - time.monotonic()) * 1000))
-            if not _acceptor.remove(region, slot, serial, namespace.life_fd, namespace.table, left_ms, force):
+            self.removed_here[slot] = serial        # before: as with is_closing
+            removed = False
+            try:
+                removed = _acceptor.remove(region, slot, serial, namespace.life_fd, namespace.table, left_ms, force)
+            finally:
+                if not removed:
+                    del self.removed_here[slot]
+            if not removed:
                 return LLMStatusCode.LLM_LINK_BUSY
         return OK if links else LLMStatusCode.LLM_NOT_YET_LINK
 
@@ -303,6 +325,7 @@ class Links:
         """finalize: remove all links without waiting for peers."""
         for cluster_id, handle in list(self._handles.items()):
             if handle is not None:
+                handle.mark_closing(True)
                 handle.force_remove()
             self._forget_removed(cluster_id)
         deadline = time.monotonic() + self._cluster.settings.sync_kv_timeout_ms / 1000

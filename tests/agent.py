@@ -67,8 +67,9 @@ class Agent:
         self.dist = shmkv.LLMDataDist(shmkv.LLMRole[role], cluster_id)
         self.dist.init({**config.generate_options(), **raw})
 
-    def finalize(self) -> None:
-        self.dist.finalize()
+    def finalize(self, **how: int) -> list[int] | None:
+        left = self.dist.finalize(**how)
+        return left if left is None else [key.req_id for key in left]
 
     def switch_role(self, role: str, options: dict[str, str] | None = None) -> None:
         self.dist.switch_role(shmkv.LLMRole[role], options)
@@ -102,12 +103,18 @@ class Agent:
     def publish(self, name: str, **how: Any) -> None:
         self.dist.kv_cache_manager.publish(self.caches[name], **how)
 
-    def bind(self, name: str, keys: list[tuple[int, list[Any]]]) -> None:
+    def bind(self, name: str, keys: list[tuple[int, list[Any]]], **how: Any) -> None:
         bound = {row: make_key(key) for row, key in keys}
-        self.dist.kv_cache_manager.bind(self.caches[name], bound)
+        self.dist.kv_cache_manager.bind(self.caches[name], bound, **how)
 
     def unbind(self, name: str, rows: list[int]) -> None:
         self.dist.kv_cache_manager.unbind(self.caches[name], rows)
+
+    def expire(self, older_than_ms: int) -> int:
+        return int(self.dist.kv_cache_manager.expire(older_than_ms))
+
+    def stats(self) -> dict[str, int]:
+        return dict(self.dist.kv_cache_manager.stats())
 
     def collect(self) -> int:
         return int(self.dist.kv_cache_manager.collect())

@@ -124,6 +124,11 @@ class Peer:
         line, self._unread = self._unread.split(b"\n", 1)
         return _answer(json.loads(line))
 
+    def answers_within(self, seconds: float) -> bool:
+        """Is there an answer, or a part of one, so soon?"""
+        assert self._process.stdout is not None
+        return bool(self._unread or select.select([self._process.stdout], [], [], seconds)[0])
+
     def attempt(self, command: str, **arguments: Any) -> Answer:
         """Send and receive: an error is an answer too."""
         self.send(command, **arguments)

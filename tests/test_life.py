@@ -85,6 +85,16 @@ def test_stopped_process_lives(path: Path, fd: int) -> None:
         os.kill(other.pid, 18)
 
 
+def test_holder_of_a_byte_is_named_by_its_pid(path: Path, fd: int) -> None:
+    with Script(HOLDER, path, 2) as holder:
+        assert holder.hear() == "True"
+        assert [_life.holder_pid(fd, slot) for slot in (1, 2)] == [0, holder.pid]
+        holder.kill()
+        assert _life.holder_pid(fd, 2) == 0
+    assert _life.hold(fd, 2)
+    assert _life.holder_pid(fd, 2) == 0, "no look shows the locks of the process that looks"
+
+
 def test_own_bytes_are_shown_to_others_only(path: Path, fd: int) -> None:
     assert _life.hold(fd, 1)
     assert not _life.held_by_other(fd, 1)

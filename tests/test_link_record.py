@@ -138,6 +138,18 @@ def test_cluster_of_this_process_lives_without_a_look(owner: Owner) -> None:
     assert not _link_record.initiator_lives(owner.region, record, NO_LIFE_FILE, owner.members)
 
 
+def test_living_links_and_those_whose_reader_is_in_a_cache(owner: Owner) -> None:
+    first = owner.claim(slot=3, incarnation=0xB2, cluster_id=20)
+    second = owner.claim(slot=4, incarnation=0xB3, cluster_id=30)
+    assert _link_record.living(owner.region) == [(first, 1, 20, 3, 0xB2), (second, 1, 30, 4, 0xB3)]
+    assert _link_record.busy(owner.region) == []
+    owner.side(first, INITIATOR, "hazard").value = 9
+    set_state(owner, first, REMOVED)
+    assert _link_record.living(owner.region) == [(second, 1, 30, 4, 0xB3)]
+    assert _link_record.busy(owner.region) == [first], "its reader is still in the cache"
+    assert _link_record.REMOVED == REMOVED
+
+
 def test_removed_link_is_not_found_and_keeps_its_serial(owner: Owner) -> None:
     record = owner.claim()
     assert remove(owner, record)

@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 import shmkv
-from shmkv.cli import console
+from shmkv.cli import console, demo_kill
 from shmkv.cli import demo as demo_command
 from shmkv.cli import gc as gc_command
 from shmkv.cli import info as info_command
 from shmkv.cli import ls as ls_command
+from shmkv.cli.demo_plan import Plan
 from shmkv.config import Settings
 from shmkv.errors import LLMException
 
@@ -79,10 +80,14 @@ def demo(
     dtype: Annotated[ElementType, typer.Option(help="Element type.")] = ElementType.FLOAT16,
     requests: Annotated[int, typer.Option(min=1, help="Requests in all.")] = 40,
     decoders: Annotated[int, typer.Option(min=1, max=64, help="Decoder processes.")] = 1,
+    kill: Annotated[bool, typer.Option("--kill", help="Kill the prompt in the middle of a pull and show what follows.")] = False,
     json: JsonOption = False,
     corrupt: Annotated[int, typer.Option(hidden=True)] = -1,
 ) -> None:
     """Hand KV caches from a prompt process to decoder processes, check every byte, and time it."""
+    if kill:
+        plan = Plan(layers, heads, head_dim, tokens or demo_kill.DEFAULT_TOKENS, dtype.value, 1, 1)
+        raise typer.Exit(demo_kill.show(demo_kill.fitted(plan, may_shrink=tokens is None), json=json))
     status = demo_command.show(layers=layers, heads=heads, head_dim=head_dim, tokens=tokens, dtype=dtype.value,
                                requests=requests, decoders=decoders, corrupt=corrupt, json=json)
     raise typer.Exit(status)

@@ -183,12 +183,18 @@ def _timed(call: Callable[[], None]) -> int:
     return time.perf_counter_ns() - begin
 
 
-def _link(dist: LLMDataDist) -> None:
+def prompt_info() -> LLMClusterInfo:
+    """The prompt process as links are made to it; the addresses are asked for and not used."""
     info = LLMClusterInfo()
     info.remote_cluster_id = PROMPT_ID
     info.append_local_ip_info("127.0.0.1", 1)
     info.append_remote_ip_info("127.0.0.1", 1)
-    status, _ = dist.link_clusters([info], LINK_TIMEOUT_MS)
+    return info
+
+
+def link_to_prompt(dist: LLMDataDist) -> None:
+    """Link to the prompt process, which may still be starting."""
+    status, _ = dist.link_clusters([prompt_info()], LINK_TIMEOUT_MS)
     if status is not LLMStatusCode.LLM_SUCCESS:
         raise LLMException(f"cannot link to the prompt process: {status}", status_code=status)
 
@@ -197,7 +203,7 @@ def run_decoder(plan: Plan, cluster_id: int) -> None:
     """Until the end of stdin."""
     dist = start_cluster(LLMRole.DECODER, cluster_id)
     try:
-        _link(dist)
+        link_to_prompt(dist)
         decoder = Decoder(plan, dist)
         say("ready", kernel=_copy.current()["kernel"])
         for command in commands():
@@ -207,12 +213,11 @@ def run_decoder(plan: Plan, cluster_id: int) -> None:
         dist.finalize()
 
 
-def main() -> int:
+def main(roles: dict[str, Callable[[Plan, int], None]]) -> int:
     """Run the role that the arguments name; an error of the library is told as an event."""
     role, cluster_id, plan = sys.argv[1:4]
-    run = {"prompt": run_prompt, "decoder": run_decoder}[role]
     try:
-        run(Plan.from_json(plan), int(cluster_id))
+        roles[role](Plan.from_json(plan), int(cluster_id))
     except (LLMException, OSError) as error:
         say("error", text=str(error))
         return 1
@@ -220,4 +225,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main({"prompt": run_prompt, "decoder": run_decoder}))

@@ -41,14 +41,15 @@ class Figures:
 class Child:
     """One process of the demo. In a session of its own, so that a Ctrl-C at the terminal reaches only who started it."""
 
-    def __init__(self, role: str, cluster_id: int, plan: Plan, namespace: str) -> None:
+    def __init__(self, role: str, cluster_id: int, plan: Plan, namespace: str, *, module: str = "demo_process",
+                 env: dict[str, str] | None = None) -> None:
         self.name = f"{role} {cluster_id}"
         self._complaints = os.memfd_create("complaints")
         self._unread = b""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "shmkv.cli.demo_process", role, str(cluster_id), plan.to_json()],
+            [sys.executable, "-m", f"shmkv.cli.{module}", role, str(cluster_id), plan.to_json()],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._complaints, start_new_session=True,
-            env={**os.environ, "SHMKV_NAMESPACE": namespace})
+            env={**os.environ, "SHMKV_NAMESPACE": namespace, **(env or {})})
 
     def send(self, **command: Any) -> None:
         """Give a command; one that has ended shows when its answer is waited for."""
@@ -104,6 +105,11 @@ class Child:
         os.close(self._complaints)
 
 
+def own_namespace() -> str:
+    """A namespace that no other demo has."""
+    return f"shmkv-demo-{os.getpid()}-{secrets.token_hex(2)}"
+
+
 def _how_it_ended(code: int) -> str:
     if code >= 0:
         return f"ended with status {code}"
@@ -116,7 +122,7 @@ class Run:
     def __init__(self, plan: Plan, on_progress: Callable[[int], None]) -> None:
         self.plan = plan
         self.figures = Figures()
-        self.namespace = f"shmkv-demo-{os.getpid()}-{secrets.token_hex(2)}"
+        self.namespace = own_namespace()
         self._on_progress = on_progress
         self._children: list[Child] = []
         self._filling = False

@@ -13,19 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from demos import WATCHDOG_S, left_behind, run
 
 from shmkv.cli.demo_plan import Pattern, Plan
 
 pytestmark = pytest.mark.timeout(180)
 
-WATCHDOG_S = 60
-SHM = Path("/dev/shm")
 SMALL = ("demo", "--layers", "2", "--tokens", "16")
-
-
-def left_behind(pid: int) -> list[str]:
-    """Names in /dev/shm that the demo of this process made."""
-    return [name for name in os.listdir(SHM) if name.startswith(f"shmkv-demo-{pid}-")]
 
 
 class Demo:
@@ -80,18 +74,6 @@ def demo() -> Iterator[Demo]:
         running.process.kill()
         running.process.communicate(timeout=WATCHDOG_S)
         running.wait_until_nothing_is_left()
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """A demo to its end, after which none of its names is left."""
-    process = subprocess.Popen([sys.executable, "-m", "shmkv", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               text=True)
-    try:
-        out, complaints = process.communicate(timeout=WATCHDOG_S)
-    finally:
-        process.kill()
-    assert left_behind(process.pid) == []
-    return subprocess.CompletedProcess(process.args, process.returncode, out, complaints)
 
 
 def test_small_run_prints_the_closing_table() -> None:

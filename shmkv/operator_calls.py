@@ -1,0 +1,61 @@
+"""What whoever runs the processes asks of a manager: keys that nobody fetches, what there is, peers that are lost."""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shmkv.checks import Uncopyable, check_uint32, wrong_type
+from shmkv.cluster import Cluster
+from shmkv.link import Links
+from shmkv.link_watch import LinkWatch
+
+
+class OperatorCalls(Uncopyable):
+    """The part of a manager that is beside llm_datadist's interface and moves no bytes."""
+
+    def __init__(self, cluster: Cluster, links: Links, watch: LinkWatch) -> None:
+        self._cluster = cluster
+        self._links = links
+        self._watch = watch
+
+    def expire(self, older_than_ms: int) -> int:
+        """Remove every key of this cluster, request or prefix, that was bound and last published at least `older_than_ms` ago (0:
+        all of them), as `remove_cache_key` would: how many. A pull in progress answers as for a removed key, and memory goes when
+        nobody reads it any more. Time is CLOCK_MONOTONIC: setting the clock makes no key older."""
+        self._cluster.check_usable()
+        check_uint32("older_than_ms", older_than_ms)
+        with self._cluster.lock:
+            return self._cluster.caches.expire(older_than_ms)
+
+    def stats(self) -> dict[str, int]:
+        """What this cluster has now, and what expired since init.
+
+        `caches` and `cache_bytes`: caches with memory, deallocated ones that a key or a reader keeps among them; `recycle_bytes`:
+        freed memory that is kept for the next caches; `keys`: rows with a living key; `keys_expired_by_ttl`,
+        `keys_expired_by_call`: keys that went by their `key_ttl_ms` and by `expire`.
+        """
+        self._cluster.check_usable()
+        with self._cluster.lock:
+            return self._cluster.caches.stats()
+
+    def on_link_lost(self, callback: Callable[[int, str], object] | None) -> None:
+        """Call `callback(remote_cluster_id, reason)` when a link is lost, whichever side made it; in place of the callback before,
+        None for none. `reason` is "died", "finalized", "unlinked" (by the peer) or "broken" (its memory was written over).
+
+        It runs on a thread of its own, which exists while there is a callback or a descriptor; what it raises is logged. Each
+        lost link is told once; what this process unlinks itself is not, nor a peer that is only stopped (SIGSTOP).
+        """
+        self._cluster.check_usable()
+        if callback is not None and not callable(callback):
+            raise wrong_type("callback", callback, type(None))
+        self._watch.set_callback(callback)
+
+    def link_lost_fd(self) -> int:
+        """A descriptor for select, poll, epoll or asyncio: readable while `lost_links` has something to tell. It belongs to the
+        manager, which closes it at finalize; read it by `lost_links` only."""
+        self._cluster.check_usable()
+        return self._watch.descriptor()
+
+    def lost_links(self) -> list[tuple[int, str]]:
+        """(remote cluster id, reason) of each link lost since the last call; collected from the first `link_lost_fd` on."""
+        self._cluster.check_usable()
+        return self._watch.lost()
