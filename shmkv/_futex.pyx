@@ -62,7 +62,8 @@ cdef int word_wait_slice(uint32_t* word, uint32_t side, int64_t until_ns, int64_
         status = futex_wait_until(word, seen, slice_end, True)
         if status == -EINTR:
             return status
-        if status == -ETIMEDOUT:
+        # The time is looked at after every wake, too: a peer may change the word faster than anybody falls asleep on it.
+        if status == -ETIMEDOUT or now_ns() >= slice_end:
             status = word_try(word, side, retake_ns)
             return -EAGAIN if status == -EBUSY else status
 

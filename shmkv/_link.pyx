@@ -15,8 +15,10 @@ from shmkv._futex cimport (
     Waiter,
     add32_seq,
     load32_acquire,
+    load32_relaxed,
     load32_seq,
     load64_acquire,
+    load64_relaxed,
     load64_seq,
     now_ns,
     queue_enter,
@@ -289,14 +291,14 @@ cdef class LinkHandle:
         link.side = SIDE_INITIATOR
         link.mine = &link.record.sides[SIDE_INITIATOR]
         link.serial = word_generation(load64_seq(&link.record.state))
-        link.peer_slot = link.record.sides[SIDE_ACCEPTOR].slot
-        link.peer_incarnation = link.record.sides[SIDE_ACCEPTOR].incarnation
+        link.peer_slot = load32_relaxed(&link.record.sides[SIDE_ACCEPTOR].slot)
+        link.peer_incarnation = load64_relaxed(&link.record.sides[SIDE_ACCEPTOR].incarnation)
         link.prefix = prefix
         link.epoch = process_epoch()
         link.unlinked_seen = load64_acquire(&directory_header(directory.address).segments_unlinked)
         queue_init(&link.queue)
         self.slot = slot
-        self.cluster_id = link.record.sides[SIDE_ACCEPTOR].cluster_id
+        self.cluster_id = load64_relaxed(&link.record.sides[SIDE_ACCEPTOR].cluster_id)
         if link.peer_slot >= MEMBERS_MAX:
             raise ValueError(f"the link record names member slot {link.peer_slot} of {MEMBERS_MAX}")
         if table_init(&link.segments) != 0:
@@ -344,7 +346,7 @@ cdef class LinkHandle:
     @property
     def counters(self):
         """(pulls, bytes, ns waited, ns copied, failed, timed out) of this side."""
-        return tuple(self.link.mine.counters[i] for i in range(6))
+        return tuple(load64_relaxed(&self.link.mine.counters[i]) for i in range(6))
 
     @property
     def is_closing(self):

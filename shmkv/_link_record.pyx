@@ -6,14 +6,17 @@ record is used again only when both sides are closed, or closed for a dead side 
 lease of a living side is left in it. The acceptor's side stays closed until it moves bytes itself: a cluster that is only
 pulled from never touches the record.
 """
-from libc.string cimport memset
-
 from shmkv._futex cimport (
     add64_relaxed,
+    clear_words,
     load32_acquire,
+    load32_relaxed,
     load64_acquire,
+    load64_relaxed,
     load64_seq,
+    store32_relaxed,
     store32_release,
+    store64_relaxed,
     store64_release,
     swap64_seq,
 )
@@ -55,13 +58,15 @@ def set_own(uint64_t incarnation):
 
 cdef bint side_lives(const LinkSide* side, int life_fd, char* members) noexcept nogil:
     """The life byte of the side's slot is held and the slot's incarnation is the recorded one; "cannot tell" lives."""
-    if side.incarnation == own_incarnation and own_epoch == process_epoch():
+    cdef uint64_t incarnation = load64_relaxed(&side.incarnation)
+    cdef uint32_t slot = load32_relaxed(&side.slot)
+    if incarnation == own_incarnation and own_epoch == process_epoch():
         return True                 # no look shows the locks of the process that looks
-    if side.slot >= MEMBERS_MAX:
+    if slot >= MEMBERS_MAX:
         return False
-    if load64_acquire(&member_at(members, side.slot).incarnation) != side.incarnation:
+    if load64_acquire(&member_at(members, slot).incarnation) != incarnation:
         return False
-    return life_look(life_fd, side.slot) != 0
+    return life_look(life_fd, slot) != 0
 
 
 cdef bint names(const LinkSide* side, uint64_t generation) noexcept nogil:
@@ -97,7 +102,7 @@ cdef bint close_dead_side(LinkSide* side, int life_fd, char* members) noexcept n
     """Under the cold lock: is the side closed and idle, or its cluster dead (then it is closed and cleared for it)?"""
     if side_lives(side, life_fd, members):
         return load32_acquire(&side.open) == SIDE_CLOSED and is_idle(side)
-    memset(side.leases, 0, sizeof(side.leases))
+    clear_words(side.leases, sizeof(side.leases))
     store64_release(&side.hazard, 0)
     store32_release(&side.open, SIDE_CLOSED)
     return True
@@ -147,11 +152,14 @@ cdef start(LinkRecord* link, sides):
     cdef LinkSide* side
     cdef int i
     store64_release(&link.state, make_word(serial, LINK_FREE))
-    link.word = 0
+    store32_relaxed(&link.word, 0)
     for i in range(2):
         side = &link.sides[i]
-        memset(side.counters, 0, sizeof(side.counters))
-        side.slot, side.incarnation, side.cluster_id = sides[i]
+        clear_words(side.counters, sizeof(side.counters))
+        slot, incarnation, cluster_id = sides[i]
+        store32_relaxed(&side.slot, slot)
+        store64_relaxed(&side.incarnation, incarnation)
+        store64_relaxed(&side.cluster_id, cluster_id)
         # After the incarnation: a crash in between leaves a closed side, never an open one of nobody.
         store32_release(&side.open, SIDE_OPEN if i == SIDE_INITIATOR else SIDE_CLOSED)
     store64_release(&link.state, make_word(serial, LINK_LIVE))
@@ -171,7 +179,8 @@ def find(Region directory, uint64_t cluster_id):
     found = []
     for slot in range(links_reserved(directory)):
         link = link_at(directory.address, slot)
-        if word_state(load64_seq(&link.state)) == LINK_LIVE and link.sides[SIDE_INITIATOR].cluster_id == cluster_id:
+        if word_state(load64_seq(&link.state)) == LINK_LIVE \
+                and load64_relaxed(&link.sides[SIDE_INITIATOR].cluster_id) == cluster_id:
             found.append(slot)
     return found
 
@@ -185,10 +194,10 @@ def read(Region directory, uint32_t slot):
     for i in range(2):
         side = &link.sides[i]
         sides.append({
-            "open": load32_acquire(&side.open), "slot": side.slot, "incarnation": side.incarnation,
-            "cluster_id": side.cluster_id, "hazard": load64_seq(&side.hazard),
-            "leases": sum(1 for n in range(LEASES_MAX) if load64_acquire(&side.leases[n])),
-            "counters": [side.counters[n] for n in range(COUNTERS_MAX)],
+            "open": load32_acquire(&side.open), "slot": load32_relaxed(&side.slot),
+            "incarnation": load64_relaxed(&side.incarnation), "cluster_id": load64_relaxed(&side.cluster_id),
+            "hazard": load64_seq(&side.hazard), "leases": sum(1 for n in range(LEASES_MAX) if load64_acquire(&side.leases[n])),
+            "counters": [load64_relaxed(&side.counters[n]) for n in range(COUNTERS_MAX)],
         })
     return {"serial": word_generation(state), "state": word_state(state), "word": load32_acquire(&link.word), "sides": sides}
 

@@ -1,6 +1,8 @@
 """Attach a segment without the GIL: open, fstat, map, check, keep. Knows names and headers, not what a segment holds."""
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from shmkv._layout cimport Header
+
 
 cdef enum:
     # Answers of an attach besides 0 and -errno; "not yet" is a result, not an error.
@@ -41,6 +43,7 @@ cdef struct AttachedTable:
     uint64_t tick
 
 
+cdef void publish_header(Header* shared, const Header* made) noexcept nogil
 cdef void write_segment_header(Region region, uint64_t incarnation, uint64_t serial, uint64_t generation)
 cdef int table_init(AttachedTable* table) noexcept nogil
 cdef void table_clear(AttachedTable* table) noexcept nogil

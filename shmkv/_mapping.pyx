@@ -9,10 +9,10 @@ import os
 from libc.errno cimport EAGAIN, EINVAL, ENOMEM, errno
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 
 from shmkv._layout cimport MAGIC_SEGMENT, LAYOUT_VERSION, Header, SegmentHeader, layout_fingerprint
-from shmkv._futex cimport load32_acquire, load64_acquire, store32_release, store64_release
+from shmkv._futex cimport load32_acquire, load32_relaxed, load64_acquire, load_words, store32_release, store64_release, store_words
 
 cdef extern from *:
     """
@@ -161,7 +161,10 @@ cdef inline Attached* table_slot(AttachedTable* table, uint64_t serial) noexcept
 
 
 cdef Attached* table_find(AttachedTable* table, uint64_t serial) noexcept nogil:
-    cdef Attached* entry = table_slot(table, serial)
+    cdef Attached* entry
+    if table.entries == NULL:
+        return NULL
+    entry = table_slot(table, serial)
     if not entry.serial:
         return NULL
     table.tick += 1
@@ -215,16 +218,24 @@ cdef int table_drop(AttachedTable* table, uint64_t serial) noexcept nogil:
 cdef void write_segment_header(Region region, uint64_t incarnation, uint64_t serial, uint64_t generation):
     """Say whose segment this is and which cache lives in it; a kept segment gets another generation."""
     cdef SegmentHeader* header = <SegmentHeader*>region.address
+    cdef Header made
     store64_release(&header.generation, generation)
-    if header.header.version:
+    if load32_relaxed(&header.header.version):
         return
-    header.header.magic = MAGIC_SEGMENT
-    header.header.fingerprint = layout_fingerprint()
-    header.header.header_nbytes = sizeof(SegmentHeader)
-    header.header.nbytes = region.nbytes
-    header.header.incarnation = incarnation
-    header.header.serial = serial
-    store32_release(&header.header.version, LAYOUT_VERSION)      # publish: header
+    memset(&made, 0, sizeof(Header))
+    made.magic = MAGIC_SEGMENT
+    made.fingerprint = layout_fingerprint()
+    made.header_nbytes = sizeof(SegmentHeader)
+    made.nbytes = region.nbytes
+    made.incarnation = incarnation
+    made.serial = serial
+    publish_header(&header.header, &made)
+
+
+cdef void publish_header(Header* shared, const Header* made) noexcept nogil:
+    """Fill a header and make it valid: the version goes last."""
+    store_words(shared, made, sizeof(Header))
+    store32_release(&shared.version, LAYOUT_VERSION)      # publish: header
 
 
 cdef int check_header(const Header* shared, uint64_t magic, uint64_t nbytes, uint64_t incarnation,
@@ -234,7 +245,7 @@ cdef int check_header(const Header* shared, uint64_t magic, uint64_t nbytes, uin
     cdef uint32_t version = load32_acquire(&shared.version)
     if version == 0:
         return ATTACH_NOT_READY
-    memcpy(&found, shared, sizeof(Header))
+    load_words(&found, shared, sizeof(Header))
     if found.magic != magic:
         return ATTACH_MAGIC
     if version != LAYOUT_VERSION:
@@ -257,6 +268,8 @@ cdef int attach_segment(AttachedTable* table, const char* prefix, uint64_t incar
     cdef int fd, status = 0
     cdef Attached* entry
     cdef char* address
+    if serial == 0:
+        return ATTACH_IDENTITY      # no owner's: such an entry of the table would count as free, and the mapping be forgotten
     if table.count >= MAPPINGS_KEPT:
         status = table_drop_oldest(table)
     elif (table.count + 1) * 2 > (<uint32_t>1 << table.log2):
@@ -329,7 +342,7 @@ def layout_of(str path) -> str:
         return ""
     if region.nbytes < sizeof(Header):
         return ""
-    memcpy(&copy, (<Region>region).address, sizeof(Header))
+    load_words(&copy, (<Region>region).address, sizeof(Header))
     return (f"layout version {copy.version} with fingerprint {copy.fingerprint:#010x}, expected {LAYOUT_VERSION} with "
             f"{layout_fingerprint():#010x}")
 
