@@ -1,0 +1,100 @@
+"""Starts a worker under a sanitizer and watches it: an input that takes too long, a signal and a report are failures."""
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import builds
+
+from . import flips
+
+INPUT_DEADLINE_S = 20.0             # an input takes less than a millisecond; a deadline of the library can be in it
+POLL_S = 0.05
+SHM = Path("/dev/shm")
+
+
+@dataclass
+class Outcome:
+    """What became of a run: counts if it ended well, else a sentence that says on which input it did not."""
+
+    counts: dict[str, Any] | None
+    fault: str = ""
+
+
+def namespace() -> str:
+    """A name prefix that nobody else has."""
+    return f"fuzz-{secrets.token_hex(4)}"
+
+
+def clean(prefix: str) -> list[str]:
+    """Remove what a worker left: the names."""
+    left = sorted(path.name for path in SHM.glob(f"{prefix}*"))
+    for name in left:
+        (SHM / name).unlink(missing_ok=True)
+    return left
+
+
+def folder_of(flipping: bool) -> Path:
+    """The build to run with."""
+    return flips.build() if flipping else builds.build("address")
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """A worker's variables: this process's, without what points to another build."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SHMKV_") and name != "PYTHONPATH"}
+    return {**kept, **builds.environment("address", folder)}
+
+
+def run(seed: int, first: int, end: int, *, flipping: bool = False) -> Outcome:
+    """Inputs [first, end) of a seed, from the beginning of the first one's episode."""
+    folder, prefix = folder_of(flipping), namespace()
+    fd = os.memfd_create("fuzz-progress")
+    os.ftruncate(fd, 4096)
+    arguments = [sys.executable, "-m", "fuzz.worker", f"--seed={seed}", f"--first={first}", f"--end={end}", f"--progress={fd}",
+                 f"--namespace={prefix}", *(["--flips"] if flipping else [])]
+    with mmap.mmap(fd, 4096) as progress, tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        worker = subprocess.Popen(arguments, cwd=folder, env=environment(folder), stdout=out, stderr=err, pass_fds=[fd])
+        try:
+            stuck = _watch(worker, progress)
+        finally:
+            worker.kill()
+            worker.wait()
+            os.close(fd)
+            left = clean(prefix)
+        number = int.from_bytes(progress[0:8], "little")
+        out.seek(0), err.seek(0)
+        said, complaint = out.read(), err.read()
+    if stuck or worker.returncode != 0 or complaint:
+        return Outcome(None, _fault(seed, number, stuck, worker.returncode, complaint, flipping))
+    return Outcome(json.loads(said), f"left behind: {left}" if left else "")
+
+
+def _watch(worker: subprocess.Popen[bytes], progress: mmap.mmap) -> bool:
+    """Wait for the worker's end; True if an input took too long. It is stopped by SIGABRT then, which tells where it was."""
+    seen, since = b"", time.monotonic()
+    while worker.poll() is None:
+        now = progress[0:8]
+        if now != seen:
+            seen, since = now, time.monotonic()
+        elif time.monotonic() - since > INPUT_DEADLINE_S:
+            worker.send_signal(signal.SIGABRT)
+            worker.wait(INPUT_DEADLINE_S)
+            return True
+        time.sleep(POLL_S)
+    return False
+
+
+def _fault(seed: int, number: int, stuck: bool, code: int, complaint: str, flipping: bool) -> str:
+    how = f"took over {INPUT_DEADLINE_S} s" if stuck else f"ended with {code}"
+    again = f"python -m fuzz --seed {seed} --only {number}" + (" --flips" if flipping else "")
+    return f"input {number} of seed {seed} {how}; again by: {again}\n{complaint[:6000]}"
