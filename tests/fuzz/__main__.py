@@ -1,4 +1,4 @@
-"""python -m fuzz [--inputs N] [--seed S] [--only N] [--flips]: run inputs, print the counts, exit 1 on any fault."""
+"""python -m fuzz [--inputs N] [--seed S] [--only N] [--flips] [--live SECONDS]: run inputs, print the counts, exit 1 on any fault."""
 from __future__ import annotations
 
 import argparse
@@ -19,7 +19,7 @@ def report(seed: int, counts: dict[str, Any]) -> str:
         f"reach a copy: {counts['copies']} ({100 * counts['copies'] / inputs:.1f} %)",
         f"of the owner's paths: {counts['owner_inputs']}; calls refused with an exception: {counts['refusals']}",
         f"segments mapped at the end of an episode: {counts['mapped']}, between pages that fault: {counts['guarded']}",
-        f"words changed right after a load: {counts['flips']}",
+        f"words changed right after a load, or by the other process: {counts['flips']}",
         f"answers of {counts['pulls']} pulls: {answers}",
         "signals: 0, reports: 0, hangs: 0, bytes outside: 0",
     ])
@@ -31,9 +31,10 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--only", type=int, help="make this input again, from the beginning of its episode")
     options.add_argument("--flips", action="store_true", help="change each word of shared memory now and then after it was loaded")
+    options.add_argument("--live", type=float, default=0.0, help="instead of inputs: calls while another process rewrites tables")
     wanted = options.parse_args()
     first, end = (0, wanted.inputs) if wanted.only is None else (wanted.only, wanted.only + 1)
-    outcome = run.run(wanted.seed, first, end, flipping=wanted.flips)
+    outcome = run.live(wanted.seed, wanted.live) if wanted.live else run.run(wanted.seed, first, end, flipping=wanted.flips)
     if outcome.counts is not None:
         print(report(wanted.seed, outcome.counts))
     if outcome.fault:

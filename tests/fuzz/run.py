@@ -55,13 +55,35 @@ def environment(folder: Path) -> dict[str, str]:
     return {**kept, **builds.environment("address", folder)}
 
 
-def run(seed: int, first: int, end: int, *, flipping: bool = False) -> Outcome:
+def run(seed: int, first: int, end: int, *, flipping: bool = False, folder: Path | None = None) -> Outcome:
     """Inputs [first, end) of a seed, from the beginning of the first one's episode."""
-    folder, prefix = folder_of(flipping), namespace()
+    again = f"input {{}} of seed {seed}: again by python -m fuzz --seed {seed} --only {{}}" + (" --flips" if flipping else "")
+    return _worker(folder or folder_of(flipping), again, f"--seed={seed}", f"--first={first}", f"--end={end}",
+                   *(["--flips"] if flipping else []))
+
+
+def live(seed: int, seconds: float) -> Outcome:
+    """Calls for some seconds while another process rewrites the tables."""
+    return _worker(folder_of(False), f"call {{}} of a live run of seed {seed}", f"--seed={seed}", "--first=0", "--end=0",
+                   f"--live={seconds}", f"--program={scribbler()}")
+
+
+def scribbler() -> Path:
+    """The program of the other process, compiled."""
+    program = builds.BUILDS / "scribbler"
+    source = builds.ROOT / "tests" / "c" / "scribbler.c"
+    if not program.exists() or program.stat().st_mtime < source.stat().st_mtime:
+        subprocess.run(["cc", "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", str(source), "-o", str(program)], check=True,
+                       timeout=INPUT_DEADLINE_S * 3)
+    return program
+
+
+def _worker(folder: Path, what: str, *options: str) -> Outcome:
+    """Start one and see how it ends; `what` names the input that it was at."""
+    prefix = namespace()
     fd = os.memfd_create("fuzz-progress")
     os.ftruncate(fd, 4096)
-    arguments = [sys.executable, "-m", "fuzz.worker", f"--seed={seed}", f"--first={first}", f"--end={end}", f"--progress={fd}",
-                 f"--namespace={prefix}", *(["--flips"] if flipping else [])]
+    arguments = [sys.executable, "-m", "fuzz.worker", f"--progress={fd}", f"--namespace={prefix}", *options]
     with mmap.mmap(fd, 4096) as progress, tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         worker = subprocess.Popen(arguments, cwd=folder, env=environment(folder), stdout=out, stderr=err, pass_fds=[fd])
         try:
@@ -75,7 +97,8 @@ def run(seed: int, first: int, end: int, *, flipping: bool = False) -> Outcome:
         out.seek(0), err.seek(0)
         said, complaint = out.read(), err.read()
     if stuck or worker.returncode != 0 or complaint:
-        return Outcome(None, _fault(seed, number, stuck, worker.returncode, complaint, flipping))
+        how = f"took over {INPUT_DEADLINE_S} s" if stuck else f"ended with {worker.returncode}"
+        return Outcome(None, f"{what.format(number, number)}: {how}\n{complaint[:6000]}")
     return Outcome(json.loads(said), f"left behind: {left}" if left else "")
 
 
@@ -93,8 +116,3 @@ def _watch(worker: subprocess.Popen[bytes], progress: mmap.mmap) -> bool:
         time.sleep(POLL_S)
     return False
 
-
-def _fault(seed: int, number: int, stuck: bool, code: int, complaint: str, flipping: bool) -> str:
-    how = f"took over {INPUT_DEADLINE_S} s" if stuck else f"ended with {code}"
-    again = f"python -m fuzz --seed {seed} --only {number}" + (" --flips" if flipping else "")
-    return f"input {number} of seed {seed} {how}; again by: {again}\n{complaint[:6000]}"

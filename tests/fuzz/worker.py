@@ -12,9 +12,12 @@ import os
 import random
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
+from pathlib import Path
 
 from . import flips, guards
+from .counts import Counts
+from .live import LiveRun
 from .mutate import Mutator
 from .owners import OwnerRun
 from .readers import Reader
@@ -22,24 +25,6 @@ from .world import World
 
 EPISODE = 64
 OWNER_EVERY = 8                     # one episode of so many is the owner's
-
-
-@dataclass
-class Counts:
-    """What is printed at the end."""
-
-    inputs: int = 0
-    owner_inputs: int = 0
-    good_headers: int = 0           # inputs that pass magic, version, fingerprint and lengths
-    copies: int = 0                 # inputs of which at least one pull moved bytes
-    pulls: int = 0
-    flips: int = 0                  # words that were changed right after they had been loaded
-    refusals: int = 0               # calls of an owner that ended with an exception
-    mapped: int = 0                 # segments that a reader had mapped at the end of an episode
-    guarded: int = 0                # of these, between two pages that fault
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    answers: dict[int, int] = field(default_factory=dict)
 
 
 class Worker:
@@ -70,12 +55,12 @@ class Worker:
     def note(self, number: int) -> None:
         """Before an input: the watching process reads this."""
         self.progress[0:8] = number.to_bytes(8, "little")
-        self.counts.inputs += 1
 
     def owner_episode(self, rng: random.Random, first: int, end: int) -> None:
         run = OwnerRun(rng)
         for number in range(first, end):
             self.note(number)
+            self.counts.inputs += 1
             self.counts.owner_inputs += 1
             with flips.armed(rng, run.owner.region, run.owner.members):
                 run.run()
@@ -87,6 +72,7 @@ class Worker:
         mutator, reader = Mutator(rng), Reader(self.world, rng)
         for number in range(first, end):
             self.note(number)
+            self.counts.inputs += 1
             if not rng.randrange(3):
                 self.world.handle = self.world.new_handle()         # has mapped nothing: headers are looked at again
             mutator.world(self.world)
@@ -98,10 +84,22 @@ class Worker:
             self.world.put_back()
         self._add(reader)
 
+    def live(self, program: Path, seconds: float) -> Counts:
+        """Instead of inputs: calls while another process scribbles."""
+        self.world.begin()
+        run = LiveRun(self.world, self.seed, self.note)
+        self.counts = run.counts
+        began, began_cpu = time.monotonic(), time.process_time()
+        run.run(program, seconds)
+        self.counts.seconds = round(time.monotonic() - began, 3)
+        self.counts.cpu_seconds = round(time.process_time() - began_cpu, 3)
+        self._add(run.reader)
+        run.close()
+        return self.counts
+
     def _add(self, reader: Reader) -> None:
         guarded, mapped = guards.guarded_mappings(self.world.prefix)
-        own = len(self.world.sources)                               # the owner's mappings, where the kernel wanted them
-        self.counts.mapped += mapped - own
+        self.counts.mapped += mapped - len(self.world.sources)      # the owner's own are where the kernel wanted them
         self.counts.guarded += guarded
         for status, times in reader.answers.items():
             self.counts.pulls += times
@@ -114,16 +112,18 @@ def main() -> None:
         options.add_argument(name, type=int, required=True)
     options.add_argument("--namespace", required=True)
     options.add_argument("--flips", action="store_true")
+    options.add_argument("--live", type=float, default=0.0)
+    options.add_argument("--program", type=Path)
     wanted = options.parse_args()
     if wanted.flips:
         flips.prepare()
     with mmap.mmap(wanted.progress, 4096) as progress:
         worker = Worker(wanted.namespace, wanted.seed, progress)
         try:
-            counts = worker.run(wanted.first, wanted.end)
+            counts = worker.live(wanted.program, wanted.live) if wanted.live else worker.run(wanted.first, wanted.end)
         finally:
             worker.world.close()
-        counts.flips = flips.count()
+        counts.flips += flips.count()
     sys.stdout.write(json.dumps(asdict(counts)) + "\n")
     sys.stdout.flush()
     os._exit(0)                     # the interpreter's own end is not what is tested

@@ -41,9 +41,15 @@ class GuardedOwner(memory.Owner):
         self.incarnation, self.cluster_id = 0xA1, 1
         self.region = guards.guarded(self.fd, _layout.DIRECTORY_SIZE)
         self.directory = Directory(self.region, self._reserve, incarnation=0xA1, cluster_id=1, role=1)
-        self.members = guards.memory(_layout.MEMBERS_SIZE)
+        self.members_fd = os.memfd_create("fuzz-members")
+        os.ftruncate(self.members_fd, _layout.MEMBERS_SIZE)
+        self.members = guards.guarded(self.members_fd, _layout.MEMBERS_SIZE)
         _members.create(self.members)
         self.add_member(0, self.incarnation, self.cluster_id)
+
+    def close(self) -> None:
+        super().close()
+        os.close(self.members_fd)
 
 
 def raw(region: Region) -> memoryview:
