@@ -302,13 +302,13 @@ cdef class Directory:
     cdef void remember(self, const Key* key, uint32_t why):
         cdef DirectoryHeader* header = directory_header(self.base)
         cdef uint64_t count = load64_relaxed(&header.ended_count)
-        cdef EndedKey ended
-        memset(&ended, 0, sizeof(EndedKey))
-        memcpy(ended.key, key.words, sizeof(key.words))
-        ended.key_kind = key.kind
-        ended.why = why
-        ended.when_ns = time.time_ns()
-        store_words(ended_at(self.base, count), &ended, sizeof(EndedKey))
+        cdef EndedKey made
+        memset(&made, 0, sizeof(EndedKey))
+        memcpy(made.key, key.words, sizeof(key.words))
+        made.key_kind = key.kind
+        made.why = why
+        made.when_ns = time.time_ns()
+        store_words(ended_at(self.base, count), &made, sizeof(EndedKey))
         store64_release(&header.ended_count, count + 1)
 
     cdef void key_changed(self):

@@ -117,18 +117,18 @@ def read(Region region, uint32_t slot):
 
 def foreign_clusters(Region region) -> list:
     """Cluster ids recorded in a table of any layout version: the first 24 bytes of a record never change their meaning."""
-    cdef MembersHeader header
+    cdef MembersHeader copy
     cdef uint64_t at, slot
     cdef uint64_t words[2]
     found = []
     if region.nbytes < sizeof(MembersHeader):
         return found
-    load_words(&header, region.address, sizeof(MembersHeader))
-    if header.header.magic != MAGIC_MEMBERS or header.record_nbytes < 24 or header.slots > 65536:
+    load_words(&copy, region.address, sizeof(MembersHeader))
+    if copy.header.magic != MAGIC_MEMBERS or copy.record_nbytes < 24 or copy.slots > 65536:
         return found
-    for slot in range(header.slots):
-        at = header.header.header_nbytes + slot * header.record_nbytes
-        if at > region.nbytes - 24 or header.header.header_nbytes > region.nbytes:
+    for slot in range(copy.slots):
+        at = copy.header.header_nbytes + slot * copy.record_nbytes
+        if at > region.nbytes - 24 or copy.header.header_nbytes > region.nbytes:
             break
         memcpy(words, region.address + at, 16)      # a foreign table's records may stand anywhere
         if words[0]:

@@ -1,4 +1,4 @@
-"""python -m fuzz [--inputs N] [--seed S] [--only N] [--flips] [--live SECONDS]: run inputs, print the counts, exit 1 on any fault."""
+"""python -m fuzz [--inputs N] [--seed S] [--only N] [--flips] [--live SECONDS]: run, print the counts, exit 1 on any fault."""
 from __future__ import annotations
 
 import argparse
@@ -21,7 +21,7 @@ def report(seed: int, counts: dict[str, Any]) -> str:
         f"segments mapped at the end of an episode: {counts['mapped']}, between pages that fault: {counts['guarded']}",
         f"words changed right after a load, or by the other process: {counts['flips']}",
         f"answers of {counts['pulls']} pulls: {answers}",
-        "signals: 0, reports: 0, hangs: 0, bytes outside: 0",
+        "ended well: no signal, no sanitizer's report, no hang, no byte of a destination outside of what was asked for",
     ])
 
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from memory import OFFSETS, TABLES, WIDTHS
 
-from shmkv import _layout
-
 from .world import IN_USE, World
 
 TOP32, TOP64 = 2**32 - 1, 2**64 - 1
@@ -76,7 +74,7 @@ MEMBERS_HEADER = [*HEADER_PLACES, *_numbers("MembersHeader", 0, 0, 1)]
 SEGMENT_HEADER = [*HEADER_PLACES, Place(OFFSETS["SegmentHeader", "generation"], 8)]
 INDEX = TABLES["index entry"][1]
 INDEX_WORD = OFFSETS["DirectoryHeader", "index_word"]
-LOG2_MIN = 8
+HOW_MANY = (1, 1, 2, 3, 4)
 
 
 class Mutator:
@@ -116,7 +114,7 @@ class Mutator:
 
     def directory(self, view: memoryview) -> None:
         """One field of a directory, not of the header that all files have."""
-        kind = self.rng.choices(list(WEIGHTS), WEIGHTS.values())[0]
+        kind = self.rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
         place = self.rng.choice(DIRECTORY_PLACES[kind])
         few = {"cache": 3, "row": 5, "tensor": 70}.get(kind)
         self.change(view, place, few if few and self.rng.randrange(8) else None)
@@ -162,7 +160,8 @@ class Mutator:
             (6, lambda: self.header(world.directory, HEADER_PLACES)),
             (8, lambda: self.header(self.rng.choice(world.segments), SEGMENT_HEADER)),
         ]
-        for change in self.rng.choices([entry[1] for entry in menu], [entry[0] for entry in menu], k=self.rng.choice((1, 1, 2, 3, 4))):
+        changes = self.rng.choices([change for _, change in menu], [weight for weight, _ in menu], k=self.rng.choice(HOW_MANY))
+        for change in changes:
             change()
         if self.rng.randrange(5):
             self.fix_up(world.directory, world.kept[0].bytes)
@@ -170,5 +169,3 @@ class Mutator:
             for view, kept in zip(world.segments, world.headers, strict=True):
                 self.fix_up(view, kept.bytes)
 
-
-assert _layout.fields(), "the layout is compiled in"

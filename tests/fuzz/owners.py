@@ -26,7 +26,8 @@ class OwnerRun:
         self.slots: list[tuple[int, int, int]] = []             # slot, generation, rows
         self.view = raw(self.owner.region)
         self.refusals = 0
-        self.insert(), self.insert()
+        for _ in range(2):
+            self.insert()
         for slot, _, _ in self.slots:
             self.owner.directory.bind(slot, 0, request(slot))
         self.record = self.owner.claim()

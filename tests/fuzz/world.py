@@ -105,6 +105,8 @@ class Target:
 class World(Pair):
     """An owner with three caches in named segments, keys of all kinds and states, links of all states, and a reader."""
 
+    owner: GuardedOwner
+
     def __init__(self, namespace: str) -> None:
         self.owner = GuardedOwner()
         self.prefix = f"{namespace}.c.{self.owner.incarnation:016x}."
