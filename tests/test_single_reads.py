@@ -87,7 +87,7 @@ def test_no_record_is_copied_by_memcpy(path: Path) -> None:
 def test_the_check_sees_what_it_is_for(tmp_path: Path) -> None:
     source = tmp_path / "_x.pyx"
     lines = ["cdef void f(RowRecord* row, const LinkSide* side):", "a = row.cache_slot", "b = load64_seq(&row.word)",
-             "c = side.slot", "load_words(words, row.key, 32)", "d = row.key[0]", "e = cache_at(base, 1).cache_id", "f = found.row.key_kind",
-             "g = entries[i]", "h = load64_relaxed(&entries[i])"]
+             "c = side.slot", "load_words(words, row.key, 32)", "d = row.key[0]", "e = cache_at(base, 1).cache_id",
+             "f = found.row.key_kind", "g = entries[i]", "h = load64_relaxed(&entries[i])"]
     source.write_text("\n    ".join(lines))
     assert [line.split(": ")[1][0] for line in plain_uses(source)] == list("acdefg")

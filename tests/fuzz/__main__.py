@@ -1,7 +1,8 @@
-"""python -m fuzz [--inputs N] [--seed S] [--only N] [--flips] [--live SECONDS]: run, print the counts, exit 1 on any fault."""
+"""python -m fuzz [--inputs N] [--jobs J] [--seed S] [--only N] [--flips] [--live SECONDS]: print counts, exit 1 on any fault."""
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import Any
 
@@ -25,16 +26,25 @@ def report(seed: int, counts: dict[str, Any]) -> str:
     ])
 
 
+def outcome_of(wanted: argparse.Namespace) -> run.Outcome:
+    """Run what was asked for."""
+    if wanted.live:
+        return run.live(wanted.seed, wanted.live)
+    if wanted.only is not None:
+        return run.run(wanted.seed, wanted.only, wanted.only + 1, flipping=wanted.flips)
+    return run.run_shared(wanted.seed, wanted.inputs, wanted.jobs, flipping=wanted.flips)
+
+
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--inputs", type=int, default=1_000_000)
     options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that share the inputs")
     options.add_argument("--only", type=int, help="make this input again, from the beginning of its episode")
     options.add_argument("--flips", action="store_true", help="change each word of shared memory now and then after it was loaded")
     options.add_argument("--live", type=float, default=0.0, help="instead of inputs: calls while another process rewrites tables")
     wanted = options.parse_args()
-    first, end = (0, wanted.inputs) if wanted.only is None else (wanted.only, wanted.only + 1)
-    outcome = run.live(wanted.seed, wanted.live) if wanted.live else run.run(wanted.seed, first, end, flipping=wanted.flips)
+    outcome = outcome_of(wanted)
     if outcome.counts is not None:
         print(report(wanted.seed, outcome.counts))
     if outcome.fault:

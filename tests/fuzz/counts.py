@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+EPISODE = 64                        # inputs that begin with fresh tables and a seed of their own
+
 
 @dataclass
 class Counts:

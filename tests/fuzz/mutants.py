@@ -24,3 +24,8 @@ READ_TWICE: dict[str, list[Edit]] = {
                           "    copy.first_tensor = load32_relaxed(&shared.first_tensor)\n"
                           "    if <uint64_t>copy.first_row + copy.num_rows > ROWS_MAX:\n")],
 }
+# Looks again for as long as a peer likes.
+ENDLESS: dict[str, list[Edit]] = {
+    "looks-at-row": [Edit("_lookup.pyx", "    for _look in range(ROW_LOOKS):", "    for _look in range(1 << 30):")],
+    "looks-at-index": [Edit("_lookup.pyx", "    for _look in range(INDEX_LOOKS):", "    for _look in range(1 << 30):")],
+}

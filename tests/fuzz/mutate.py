@@ -141,6 +141,15 @@ class Mutator:
             kept = list(entries)
             entries[:] = memoryview(struct.pack("<256Q", *kept[shift:], *kept[:shift])).cast("Q")
 
+    def shape(self, view: memoryview) -> None:
+        """A tensor whose numbers agree with each other: other rows, other pieces, another place, to the segment's last byte."""
+        rng, (width, start) = self.rng, TABLES["TensorRecord"]
+        at = start + width * rng.randrange(8)
+        nbytes = rng.choice((64, 512, 1024, 2048, 4096, 8192))
+        outer, rows = (1 << rng.randrange(4) for _ in range(2))
+        offset = rng.choice((0, 4096, 8192 - nbytes, 8192 - nbytes, 8192 - nbytes + 1, 8191)) % 2**64
+        struct.pack_into("<5Q", view, at, offset, nbytes, outer, rows, nbytes // (outer * rows))
+
     def header(self, view: memoryview, places: list[Place]) -> None:
         """One field of what a file begins with."""
         self.change(view, self.rng.choice(places))
@@ -154,6 +163,7 @@ class Mutator:
         menu: list[tuple[int, Callable[[], None]]] = [
             (70, lambda: self.directory(world.directory)),
             (4, lambda: self.index(world.directory)),
+            (4, lambda: self.shape(world.directory)),
             (1, lambda: self.lock(world.directory)),
             (8, lambda: self.change(world.members, self.rng.choice(MEMBER_PLACES))),
             (5, lambda: self.header(world.members, MEMBERS_HEADER)),

@@ -10,13 +10,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import builds
 
 from . import flips
+from .counts import EPISODE
 
 INPUT_DEADLINE_S = 20.0             # an input takes less than a millisecond; a deadline of the library can be in it
 POLL_S = 0.05
@@ -60,6 +64,30 @@ def run(seed: int, first: int, end: int, *, flipping: bool = False, folder: Path
     again = f"input {{}} of seed {seed}: again by python -m fuzz --seed {seed} --only {{}}" + (" --flips" if flipping else "")
     return _worker(folder or folder_of(flipping), again, f"--seed={seed}", f"--first={first}", f"--end={end}",
                    *(["--flips"] if flipping else []))
+
+
+def run_shared(seed: int, end: int, jobs: int, *, flipping: bool = False) -> Outcome:
+    """Inputs [0, end) on several processors, each with whole episodes of its own; the counts added up."""
+    folder = folder_of(flipping)
+    cuts = [end * job // jobs // EPISODE * EPISODE for job in range(jobs)] + [end]
+    with ThreadPoolExecutor(jobs) as pool:
+        parts = [pool.submit(run, seed, first, last, flipping=flipping, folder=folder)
+                 for first, last in pairwise(cuts)]
+    outcomes = [part.result() for part in parts]
+    faults = [outcome.fault for outcome in outcomes if outcome.fault]
+    if faults:
+        return Outcome(None, "\n".join(faults))
+    return Outcome(_sum([outcome.counts or {} for outcome in outcomes]))
+
+
+def _sum(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Counts of runs that went on at the same time."""
+    total = {name: sum(part[name] for part in parts) for name in parts[0] if name != "answers"}
+    total["seconds"] = max(part["seconds"] for part in parts)
+    answers: Counter[str] = Counter()
+    for part in parts:
+        answers.update(part["answers"])
+    return {**total, "answers": dict(answers)}
 
 
 def live(seed: int, seconds: float) -> Outcome:

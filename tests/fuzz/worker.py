@@ -16,14 +16,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from . import flips, guards
-from .counts import Counts
+from .counts import EPISODE, Counts
 from .live import LiveRun
 from .mutate import Mutator
 from .owners import OwnerRun
 from .readers import Reader
 from .world import World
 
-EPISODE = 64
 OWNER_EVERY = 8                     # one episode of so many is the owner's
 
 
