@@ -8,9 +8,9 @@ from libc.stdlib cimport free, malloc
 
 from shmkv import _crew
 
+from shmkv._attached cimport read_whole
 from shmkv._crash cimport crash_point
 from shmkv._crew cimport crew_limit, crew_run
-from shmkv._mapping cimport read_whole
 from shmkv._plan cimport Span, advance, seek
 
 cdef extern from "_kernels.h" nogil:

@@ -15,9 +15,30 @@ from libc.errno cimport ENOENT, ENOMEM
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
+from shmkv._attached cimport (
+    ATTACH_SIZE,
+    Attached,
+    attach_segment,
+    check_generation,
+    populate,
+    table_clear,
+    table_drop,
+    table_find,
+    table_init,
+)
 from shmkv._copy cimport MOVE_DIRECT, MOVE_GATHER, MOVE_SCATTER, move
 from shmkv._crash cimport crash_point
-from shmkv._futex cimport add32_seq, add64_relaxed, load32_acquire, load32_seq, load64_acquire, now_ns, store64_relaxed, swap32_seq
+from shmkv._futex cimport (
+    add32_seq,
+    add64_relaxed,
+    load32_acquire,
+    load32_seq,
+    load64_acquire,
+    load64_relaxed,
+    now_ns,
+    store64_relaxed,
+    swap32_seq,
+)
 from shmkv._layout cimport (
     COUNT_BYTES,
     COUNT_COPY_NS,
@@ -62,17 +83,6 @@ from shmkv._lookup cimport (
     unpin,
     why_ended,
     FIND_UNPUBLISHED,
-)
-from shmkv._mapping cimport (
-    ATTACH_SIZE,
-    Attached,
-    attach_segment,
-    check_generation,
-    populate,
-    table_clear,
-    table_drop,
-    table_find,
-    table_init,
 )
 from shmkv._plan cimport PLAN_DAMAGED, Plan, ShapeList, build, check_destination, plan_for, plan_free
 
@@ -192,7 +202,7 @@ cdef void drop_unlinked(Link* link) noexcept nogil:
             return
         link.unlinked_seen = count
     while link.unlinked_seen != count:
-        table_drop(&link.segments, unlinked_at(link.directory, link.unlinked_seen)[0])
+        table_drop(&link.segments, load64_relaxed(unlinked_at(link.directory, link.unlinked_seen)))
         link.unlinked_seen += 1
 
 
@@ -248,21 +258,26 @@ cdef int finish(Link* link, Request* want, FoundRow* found) noexcept nogil:
     return 0
 
 
+cdef inline void count_up(uint64_t* counter, uint64_t by) noexcept nogil:
+    """Under the link's lock nobody else of this side writes it: no locked instruction is needed."""
+    store64_relaxed(counter, load64_relaxed(counter) + by)
+
+
 cdef void count(Link* link, const Request* want, int status) noexcept nogil:
     """Counters of this side, and the calling thread's note of its last pull."""
     cdef uint64_t* counters = link.mine.counters
     cdef int64_t waited_ns = want.wait.entered_ns - want.wait.begin_ns
     cdef int64_t copied_ns = now_ns() - want.wait.entered_ns
-    store64_relaxed(&counters[COUNT_WAIT_NS], counters[COUNT_WAIT_NS] + <uint64_t>waited_ns)
+    count_up(&counters[COUNT_WAIT_NS], <uint64_t>waited_ns)
     if status == 0:
-        store64_relaxed(&counters[COUNT_PULLS], counters[COUNT_PULLS] + 1)
-        store64_relaxed(&counters[COUNT_BYTES], counters[COUNT_BYTES] + want.nbytes)
-        store64_relaxed(&counters[COUNT_COPY_NS], counters[COUNT_COPY_NS] + <uint64_t>copied_ns)
+        count_up(&counters[COUNT_PULLS], 1)
+        count_up(&counters[COUNT_BYTES], want.nbytes)
+        count_up(&counters[COUNT_COPY_NS], <uint64_t>copied_ns)
         last_pull_note(want.nbytes, waited_ns, copied_ns)
     elif status == LINK_TIMEOUT:
-        store64_relaxed(&counters[COUNT_TIMEOUTS], counters[COUNT_TIMEOUTS] + 1)
+        count_up(&counters[COUNT_TIMEOUTS], 1)
     else:
-        store64_relaxed(&counters[COUNT_FAILED], counters[COUNT_FAILED] + 1)
+        count_up(&counters[COUNT_FAILED], 1)
 
 
 # -- a copy inside this process --------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ what keeps them right. The names of the transitions are those of `tests/model.py
 making; memory behind a growing table comes from the `reserve` callable it was given.
 """
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 
 from shmkv._crash cimport crash_point
 from shmkv._futex cimport (
@@ -16,11 +16,17 @@ from shmkv._futex cimport (
     fence_release,
     futex_wake_all,
     load32_acquire,
+    load32_relaxed,
     load32_seq,
     load64_acquire,
+    load64_relaxed,
     load64_seq,
+    load_words,
+    store32_relaxed,
     store32_release,
+    store64_relaxed,
     store64_release,
+    store_words,
     swap64_seq,
 )
 from shmkv._layout cimport *
@@ -38,7 +44,7 @@ from shmkv._lookup cimport (
     key_hash,
     why_ended,
 )
-from shmkv._mapping cimport write_segment_header
+from shmkv._mapping cimport publish_header, write_segment_header
 from shmkv._plan cimport Shape, ShapeList
 from shmkv._rings cimport note_ended, note_unlinked
 from shmkv._tables cimport Tables
@@ -64,6 +70,7 @@ cdef class Directory:
 
     def __init__(self, Region region, reserve, *, uint64_t incarnation, uint64_t cluster_id, uint32_t role):
         cdef DirectoryHeader* header = <DirectoryHeader*>region.address
+        cdef Header made
         self.region = region
         self.base = region.address
         self.next_generation = 1
@@ -73,19 +80,19 @@ cdef class Directory:
         if self.own == NULL:
             raise MemoryError("no memory for the owner's records")
         reserve(0, LINKS_OFFSET + LINKS_FIRST * sizeof(LinkRecord))
-        header.links_reserved = LINKS_FIRST
+        store32_release(&header.links_reserved, LINKS_FIRST)
         self.tables = Tables(region, reserve)
         self.index = KeyIndex(region, reserve)
-        header.cluster_id = cluster_id
-        header.role = role
-        header.state = DIRECTORY_OPEN
-        header.header.magic = MAGIC_DIRECTORY
-        header.header.fingerprint = layout_fingerprint()
-        header.header.header_nbytes = sizeof(DirectoryHeader)
-        header.header.nbytes = DIRECTORY_NBYTES
-        header.header.incarnation = incarnation
-        crash_point(b"directory-header")
-        store32_release(&header.header.version, LAYOUT_VERSION)      # publish: header
+        store64_relaxed(&header.cluster_id, cluster_id)
+        store32_relaxed(&header.role, role)
+        store32_relaxed(&header.state, DIRECTORY_OPEN)
+        memset(&made, 0, sizeof(Header))
+        made.magic = MAGIC_DIRECTORY
+        made.fingerprint = layout_fingerprint()
+        made.header_nbytes = sizeof(DirectoryHeader)
+        made.nbytes = DIRECTORY_NBYTES
+        made.incarnation = incarnation
+        publish_header(&header.header, &made, b"directory-header")
 
     def __dealloc__(self):
         free(self.own)
@@ -108,6 +115,7 @@ cdef class Directory:
         taken = self.tables.take((1, count, num_rows, num_rows * lines))
         cdef uint32_t slot = taken[0], first_tensor = taken[1], first_row = taken[2], first_line = taken[3], i
         cdef CacheRecord* cache = cache_at(self.base, slot)
+        cdef CacheRecord made
         cdef uint64_t generation = self.next_generation
         self.next_generation += 1
         self.own[slot] = OwnRecord(generation, cache_id, count, first_tensor, num_rows, first_row, first_line, lines,
@@ -116,19 +124,21 @@ cdef class Directory:
         for i in range(num_rows):
             self.fill_row(first_row + i, slot, i, published)
         write_segment_header(segment, self.incarnation, serial, generation)
-        cache.cache_id = cache_id
-        cache.segment_serial = serial
-        cache.segment_nbytes = segment.nbytes
-        cache.kind = kind
-        cache.blocks_model_id = blocks_model_id or 0
-        cache.blocks_bound = blocks_model_id is not None
-        cache.remote_accessible = 1
-        cache.num_tensors = count
-        cache.first_tensor = first_tensor
-        cache.num_rows = num_rows
-        cache.first_row = first_row
-        cache.first_coverage = first_line
-        cache.coverage_lines = lines
+        made.cache_id = cache_id
+        made.segment_serial = serial
+        made.segment_nbytes = segment.nbytes
+        made.kind = kind
+        made.blocks_model_id = blocks_model_id or 0
+        made.blocks_bound = blocks_model_id is not None
+        made.remote_accessible = 1
+        made.num_tensors = count
+        made.first_tensor = first_tensor
+        made.num_rows = num_rows
+        made.first_row = first_row
+        made.first_coverage = first_line
+        made.coverage_lines = lines
+        # All between the word and the pullers' count.
+        store_words(&cache.cache_id, &made.cache_id, <size_t>&made.consumed - <size_t>&made.cache_id)
         crash_point(b"cache-live")
         exchange64_seq(&cache.word, make_word(generation, CACHE_LIVE))
         self.index.insert(id_hash(cache_id), first_row)
@@ -141,18 +151,18 @@ cdef class Directory:
         cdef uint32_t i
         for i in range(tensors.count):
             tensor = tensor_at(self.base, first + i)
-            memcpy(tensor, &tensors.shapes[i], sizeof(Shape))
-            tensor.base_address = base_address + tensors.shapes[i].offset
-            tensor.dtype = tensors.dtypes[i]
+            store_words(tensor, &tensors.shapes[i], sizeof(Shape))
+            store64_relaxed(&tensor.base_address, base_address + tensors.shapes[i].offset)
+            store32_relaxed(&tensor.dtype, tensors.dtypes[i])
 
     cdef void fill_row(self, uint32_t index, uint32_t slot, uint32_t batch_index, uint32_t published):
         """An unbound row; the generation goes on where the record's last user left it."""
         cdef RowRecord* row = row_at(self.base, index)
-        exchange64_seq(&row.word, make_word(word_generation(row.word) + 1, ROW_UNBOUND))
+        exchange64_seq(&row.word, make_word(word_generation(load64_relaxed(&row.word)) + 1, ROW_UNBOUND))
         crash_point(b"row-filling")
-        row.key_kind = KEY_NONE
-        row.cache_slot = slot
-        row.batch_index = batch_index
+        store32_relaxed(&row.key_kind, KEY_NONE)
+        store32_relaxed(&row.cache_slot, slot)
+        store32_relaxed(&row.batch_index, batch_index)
         store32_release(&row.progress, published)
 
     def retire(self, uint32_t slot):
@@ -209,7 +219,7 @@ cdef class Directory:
         cdef FoundRow found
         if find_key(self.base, &key, &found) != 0:
             return None
-        slot = found.row.cache_slot
+        slot = load32_relaxed(&found.row.cache_slot)
         if slot >= CACHES_MAX or found.batch_index >= self.own[slot].num_rows \
                 or word_generation(found.cache_word) != self.own[slot].generation:
             return None             # scribbled by another process
@@ -237,15 +247,15 @@ cdef class Directory:
         cdef uint32_t i
         self.index.make_room(1)
         self.end_key(slot, batch_index, ROW_REMOVED)
-        generation = word_generation(row.word) + 1
+        generation = word_generation(load64_relaxed(&row.word)) + 1
         # Between the two exchanges the word differs from every older one, so a reader's copy of the key cannot be torn.
         exchange64_seq(&row.word, make_word(generation, ROW_UNBOUND))
         crash_point(b"key-unbound")
         fence_release()
         for i in range(own.coverage_lines * WORDS_PER_LINE):
             store64_release(&words_of_row[i], generation << 32)
-        memcpy(row.key, key.words, sizeof(key.words))
-        row.key_kind = key.kind
+        store_words(row.key, key.words, sizeof(key.words))
+        store32_relaxed(&row.key_kind, key.kind)
         if published is not None:
             exchange32_seq(&row.progress, published)
         crash_point(b"key-live")
@@ -260,7 +270,7 @@ cdef class Directory:
         self.end_key(slot, batch_index, ROW_REMOVED)
         exchange32_seq(&row.progress, 0)
         crash_point(b"unbinding")
-        exchange64_seq(&row.word, make_word(word_generation(row.word) + 1, ROW_UNBOUND))
+        exchange64_seq(&row.word, make_word(word_generation(load64_relaxed(&row.word)) + 1, ROW_UNBOUND))
         self.key_changed()
 
     def remove(self, uint32_t slot, uint32_t batch_index):
@@ -281,8 +291,8 @@ cdef class Directory:
             swap64_seq(&row.word, seen, make_word(word_generation(seen), state))
             crash_point(b"key-ended")
             seen = load64_seq(&row.word)
-        memcpy(key.words, row.key, sizeof(key.words))
-        key.kind = row.key_kind
+        load_words(key.words, row.key, sizeof(key.words))
+        key.kind = load32_relaxed(&row.key_kind)
         note_ended(self.base, &key, word_state(seen))
         self.index.remove(key_hash(&key), self.own[slot].first_row + batch_index)
         out = ROW_CONSUMED_OUT if word_state(seen) == ROW_CONSUMED else ROW_REMOVED_OUT
@@ -311,7 +321,7 @@ cdef class Directory:
             word = load64_seq(&row.word)
             if not has_key(word):
                 continue
-            if word_state(word) == ROW_LIVE and row.key_kind == KEY_REQUEST \
+            if word_state(word) == ROW_LIVE and load32_relaxed(&row.key_kind) == KEY_REQUEST \
                     and is_full(self.base, &record, batch_index, word_generation(word)):
                 crash_point(b"settling")
                 swap64_seq(&row.word, word, make_word(word_generation(word), ROW_CONSUMED))
@@ -359,9 +369,11 @@ cdef class Directory:
     def row_key(self, uint32_t slot, uint32_t batch_index):
         """(kind, req_id, prefix_id, model_id) of a row's living key, or None."""
         cdef RowRecord* row = self.row_of(slot, batch_index)
+        cdef uint64_t words[4]
         if word_state(load64_seq(&row.word)) != ROW_LIVE:
             return None
-        return row.key_kind, row.key[0], row.key[1], row.key[2]
+        load_words(words, row.key, sizeof(words))
+        return load32_relaxed(&row.key_kind), words[0], words[1], words[2]
 
     def progress(self, uint32_t slot, uint32_t batch_index):
         """How many tensors of a row are published."""
@@ -375,7 +387,7 @@ cdef class Directory:
         found.row_word = load64_seq(&found.row.word)
         found.batch_index = batch_index
         found.copy = self.private_record(slot)
-        if found.row_word != make_word(generation, ROW_LIVE) or found.row.key_kind != KEY_REQUEST:
+        if found.row_word != make_word(generation, ROW_LIVE) or load32_relaxed(&found.row.key_kind) != KEY_REQUEST:
             return
         if cover(self.base, &found, first, count) and is_full(self.base, &found.copy, batch_index, generation):
             consume(&found)
@@ -388,7 +400,7 @@ cdef class Directory:
 
     def set_role(self, uint32_t role):
         """The role that linkers ask for."""
-        directory_header(self.base).role = role
+        store32_relaxed(&directory_header(self.base).role, role)
 
     def close(self):
         """Say goodbye: every link to this directory is over."""

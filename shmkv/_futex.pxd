@@ -12,10 +12,13 @@ cdef extern from *:
     #include <linux/futex.h>
     #include <pthread.h>
     #include <stdint.h>
+    #include <string.h>
     #include <sys/syscall.h>
     #include <time.h>
     #include <unistd.h>
 
+    static inline uint32_t load32_relaxed(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+    static inline uint64_t load64_relaxed(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
     static inline uint32_t load32_acquire(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
     static inline uint64_t load64_acquire(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
     static inline uint64_t load64_seq(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
@@ -24,6 +27,7 @@ cdef extern from *:
     static inline void fence_release(void) { __atomic_thread_fence(__ATOMIC_RELEASE); }
     static inline void store32_release(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
     static inline void store64_release(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+    static inline void store32_relaxed(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
     static inline void store64_relaxed(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
     static inline uint64_t exchange64_seq(uint64_t *p, uint64_t v) { return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST); }
     static inline uint32_t exchange32_seq(uint32_t *p, uint32_t v) { return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST); }
@@ -34,6 +38,42 @@ cdef extern from *:
     { return __atomic_compare_exchange_n(p, &expected, v, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); }
     static inline int swap64_seq(uint64_t *p, uint64_t expected, uint64_t v)
     { return __atomic_compare_exchange_n(p, &expected, v, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); }
+
+    /* Between a shared record and private memory, word by word: each word of the shared side is touched exactly once, whatever
+       the compiler thinks of the copy afterwards. `nbytes` is a multiple of 4, the shared side aligned to 8. */
+    static inline void load_words(void *to, const void *shared, size_t nbytes)
+    {
+        size_t i;
+        for (i = 0; i + 8 <= nbytes; i += 8) {
+            uint64_t word = load64_relaxed((const uint64_t *)((const char *)shared + i));
+            memcpy((char *)to + i, &word, 8);
+        }
+        if (i < nbytes) {
+            uint32_t half = load32_relaxed((const uint32_t *)((const char *)shared + i));
+            memcpy((char *)to + i, &half, 4);
+        }
+    }
+
+    static inline void store_words(void *shared, const void *from, size_t nbytes)
+    {
+        uint64_t word;
+        uint32_t half;
+        size_t i;
+        for (i = 0; i + 8 <= nbytes; i += 8) {
+            memcpy(&word, (const char *)from + i, 8);
+            store64_relaxed((uint64_t *)((char *)shared + i), word);
+        }
+        if (i < nbytes) {
+            memcpy(&half, (const char *)from + i, 4);
+            store32_relaxed((uint32_t *)((char *)shared + i), half);
+        }
+    }
+
+    static inline void clear_words(void *shared, size_t nbytes)
+    {
+        size_t i;
+        for (i = 0; i < nbytes; i += 8) store64_relaxed((uint64_t *)((char *)shared + i), 0);
+    }
 
     /* The clock of every deadline here; answered by the vDSO. */
     static inline int64_t now_ns(void)
@@ -58,6 +98,8 @@ cdef extern from *:
         syscall(SYS_futex, word, FUTEX_WAKE | (shared ? 0 : FUTEX_PRIVATE_FLAG), INT_MAX, NULL, NULL, 0);
     }
     """
+    uint32_t load32_relaxed(const uint32_t *p) noexcept nogil
+    uint64_t load64_relaxed(const uint64_t *p) noexcept nogil
     uint32_t load32_acquire(const uint32_t *p) noexcept nogil
     uint64_t load64_acquire(const uint64_t *p) noexcept nogil
     uint64_t load64_seq(const uint64_t *p) noexcept nogil
@@ -66,7 +108,11 @@ cdef extern from *:
     void fence_release() noexcept nogil
     void store32_release(uint32_t *p, uint32_t value) noexcept nogil
     void store64_release(uint64_t *p, uint64_t value) noexcept nogil
+    void store32_relaxed(uint32_t *p, uint32_t value) noexcept nogil
     void store64_relaxed(uint64_t *p, uint64_t value) noexcept nogil
+    void load_words(void *to, const void *shared, size_t nbytes) noexcept nogil
+    void store_words(void *shared, const void *from_, size_t nbytes) noexcept nogil
+    void clear_words(void *shared, size_t nbytes) noexcept nogil
     uint64_t exchange64_seq(uint64_t *p, uint64_t value) noexcept nogil
     uint32_t exchange32_seq(uint32_t *p, uint32_t value) noexcept nogil
     uint32_t add32_seq(uint32_t *p, uint32_t value) noexcept nogil

@@ -220,6 +220,18 @@ cdef class LockWord:
             raise ValueError(f"lock word {self.value:#x} names no side")
         return status == 0
 
+    def add_under(self, uint64_t address, int count):
+        """Add 1 to an ordinary 64-bit number, `count` times, each time under the lock, without the GIL."""
+        cdef uint64_t* number = <uint64_t*><size_t>address
+        cdef int status, _i
+        with nogil:
+            for _i in range(count):
+                status = word_try(self.word, self.side, self.retake_ns)
+                while status != 0:
+                    status = word_wait_slice(self.word, self.side, now_ns() + SLICE_NS, self.retake_ns)
+                number[0] += 1
+                self.retake_ns = word_release(self.word, self.side)
+
     def release(self):
         """Give it back; only by the side that has it."""
         with nogil:

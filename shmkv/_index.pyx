@@ -4,10 +4,17 @@
 An entry is (upper half of the hash << 32 | row + 2); 0 is empty and 1 a tombstone. The table grows by building the next one in
 another part of the sparse directory and switching one word, so a reader walks either the old or the new one. Readers: `_lookup`.
 """
-from libc.string cimport memcpy, memset
-
 from shmkv._crash cimport crash_point
-from shmkv._futex cimport exchange64_seq, load32_acquire, store64_release
+from shmkv._futex cimport (
+    clear_words,
+    exchange64_seq,
+    load32_acquire,
+    load32_relaxed,
+    load64_relaxed,
+    load_words,
+    store64_relaxed,
+    store64_release,
+)
 from shmkv._layout cimport (
     CACHES_MAX,
     INDEX_LOG2_MAX,
@@ -47,17 +54,18 @@ cdef class KeyIndex:
         self.old_parts = []
         reserve(index_part_offset(INDEX_LOG2_MIN, 0), 8 << INDEX_LOG2_MIN)
         self.word = 1 << 16 | INDEX_LOG2_MIN
-        directory_header(self.base).index_word = self.word
+        exchange64_seq(&directory_header(self.base).index_word, self.word)
 
     cdef int insert(self, uint64_t hashed, uint32_t row) except -1:
         """There is room: make_room came before. RuntimeError if another process has overwritten the table."""
         cdef uint64_t* entries = index_part(self.base, self.word & 0xFF, self.word >> 8 & 1)
         cdef uint32_t mask = (<uint32_t>1 << (self.word & 0xFF)) - 1
-        cdef uint32_t i, step
+        cdef uint32_t i, step, row_of_entry
         for step in range(mask + 1):
             i = (<uint32_t>hashed + step) & mask
-            if <uint32_t>entries[i] < 2:
-                self.used += <uint32_t>entries[i] == 0
+            row_of_entry = <uint32_t>load64_relaxed(&entries[i])
+            if row_of_entry < 2:
+                self.used += row_of_entry == 0
                 self.living += 1
                 crash_point(b"index-inserting")
                 store64_release(&entries[i], make_entry(hashed, row))
@@ -68,14 +76,16 @@ cdef class KeyIndex:
         cdef uint64_t* entries = index_part(self.base, self.word & 0xFF, self.word >> 8 & 1)
         cdef uint32_t mask = (<uint32_t>1 << (self.word & 0xFF)) - 1
         cdef uint32_t i, step
+        cdef uint64_t entry
         for step in range(mask + 1):
             i = (<uint32_t>hashed + step) & mask
-            if entries[i] == make_entry(hashed, row):
+            entry = load64_relaxed(&entries[i])
+            if entry == make_entry(hashed, row):
                 crash_point(b"index-removing")
                 store64_release(&entries[i], 1)         # a tombstone: probing goes on behind it
                 self.living -= 1
                 return
-            if <uint32_t>entries[i] == 0:
+            if <uint32_t>entry == 0:
                 return
 
     cdef int make_room(self, uint32_t more) except -1:
@@ -90,7 +100,7 @@ cdef class KeyIndex:
             raise MemoryError(f"the key index is at its maximum of {1 << INDEX_LOG2_MAX} entries")
         self.reserve(index_part_offset(next_log2, part ^ 1), 8 << next_log2)
         entries = index_part(self.base, next_log2, part ^ 1)
-        memset(entries, 0, 8 << next_log2)
+        clear_words(entries, 8 << next_log2)
         self.refill(index_part(self.base, log2, part), log2, entries, next_log2)
         self.word = ((self.word >> 16) + 1) << 16 | (part ^ 1) << 8 | next_log2
         crash_point(b"index-switching")
@@ -100,30 +110,31 @@ cdef class KeyIndex:
 
     cdef void refill(self, uint64_t* old, uint32_t log2, uint64_t* entries, uint32_t next_log2):
         """Copy the living entries to their places."""
-        cdef uint32_t i, place, mask = (<uint32_t>1 << next_log2) - 1
+        cdef uint32_t i, place, step, mask = (<uint32_t>1 << next_log2) - 1
         cdef uint64_t entry
         self.used = 0
         for i in range(<uint32_t>1 << log2):
-            entry = old[i]
+            entry = load64_relaxed(&old[i])
             if <uint32_t>entry < 2 or <uint32_t>entry - 2 >= ROWS_MAX or self.used > mask // 2:
                 continue            # empty, or scribbled by another process
-            place = <uint32_t>self.hash_of_entry(entry) & mask
-            while entries[place]:
-                place = (place + 1) & mask
-            entries[place] = entry
-            self.used += 1
+            place = <uint32_t>self.hash_of_entry(entry)
+            for step in range(mask + 1):    # another process may fill the new table meanwhile
+                if not load64_relaxed(&entries[(place + step) & mask]):
+                    store64_relaxed(&entries[(place + step) & mask], entry)
+                    self.used += 1
+                    break
         self.living = self.used
 
     cdef uint64_t hash_of_entry(self, uint64_t entry):
         """The lower half of the hash is not in the entry; it follows from the record. The tag's lowest bit tells a
         cache's id (1) from a key (0)."""
         cdef RowRecord* row = row_at(self.base, <uint32_t>entry - 2)
-        cdef uint32_t slot = row.cache_slot
+        cdef uint32_t slot = load32_relaxed(&row.cache_slot)
         cdef Key key
         if entry >> 32 & 1:
-            return id_hash(cache_at(self.base, slot).cache_id) if slot < CACHES_MAX else 0
-        memcpy(key.words, row.key, sizeof(key.words))
-        key.kind = row.key_kind
+            return id_hash(load64_relaxed(<const uint64_t*>&cache_at(self.base, slot).cache_id)) if slot < CACHES_MAX else 0
+        load_words(key.words, row.key, sizeof(key.words))
+        key.kind = load32_relaxed(&row.key_kind)
         return key_hash(&key)
 
     cdef bint reader_inside(self, int life_fd, Region members):

@@ -5,9 +5,18 @@ Writes nothing and takes no lock. Every record is copied once and only the copy 
 becomes the text of a fault. The caller has checked the directory's header (`_members.header_fault`).
 """
 from libc.stdint cimport uint32_t, uint64_t
-from libc.string cimport memcpy
 
-from shmkv._futex cimport WORD_FREE, WORD_HELD, WORD_OFFERED, WORD_WAITERS, load32_acquire, load64_seq
+from shmkv._futex cimport (
+    WORD_FREE,
+    WORD_HELD,
+    WORD_OFFERED,
+    WORD_WAITERS,
+    fence_acquire,
+    load32_acquire,
+    load32_relaxed,
+    load64_seq,
+    load_words,
+)
 from shmkv._layout cimport (
     CACHE_BLOCKS,
     CACHE_CONTIGUOUS,
@@ -78,7 +87,8 @@ cdef uint64_t copy_cache(char* base, uint32_t slot, CacheRecord* copy) noexcept 
     cdef uint64_t word = load64_seq(&shared.word)
     cdef int _tried
     for _tried in range(TRIES):
-        memcpy(copy, shared, sizeof(CacheRecord))
+        load_words(copy, shared, sizeof(CacheRecord))
+        fence_acquire()
         if load64_seq(&shared.word) == word:
             break
         word = load64_seq(&shared.word)
@@ -106,7 +116,7 @@ cdef tuple count_rows(char* base, uint32_t slot, const CacheRecord* copy):
     cdef RowRecord* row
     for index in range(copy.first_row, copy.first_row + copy.num_rows):
         row = row_at(base, index)
-        if row.cache_slot == slot:
+        if load32_relaxed(&row.cache_slot) == slot:
             keys += word_state(load64_seq(&row.word)) == ROW_LIVE
             published += load32_acquire(&row.progress) >= copy.num_tensors
     return keys, published
@@ -124,7 +134,7 @@ cdef dict describe_cache(char* base, uint32_t slot, uint64_t word, const CacheRe
     if fault == "":
         found["keys"], found["published_rows"] = count_rows(base, slot, copy)
         if copy.num_tensors:
-            memcpy(&tensor, tensor_at(base, copy.first_tensor), sizeof(TensorRecord))
+            load_words(&tensor, tensor_at(base, copy.first_tensor), sizeof(TensorRecord))
             found["tensor_bytes"], found["dtype"] = tensor.nbytes, tensor.dtype
     return found
 

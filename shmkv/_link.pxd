@@ -1,9 +1,9 @@
 """One process's end of a link, as its initiator: queue, word, liveness, deadline; and the peer's segments it maps."""
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from shmkv._attached cimport AttachedTable
 from shmkv._futex cimport ThreadQueue
 from shmkv._layout cimport LinkRecord, LinkSide
-from shmkv._mapping cimport AttachedTable, Region
 from shmkv._plan cimport KeptPlans
 
 

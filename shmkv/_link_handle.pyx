@@ -6,10 +6,13 @@ The calls themselves are in `_link`; this object keeps alive what their addresse
 import weakref
 
 from shmkv._crash cimport crash_point
+from shmkv._attached cimport table_clear, table_init
 from shmkv._futex cimport (
     load32_acquire,
+    load32_relaxed,
     load32_seq,
     load64_acquire,
+    load64_relaxed,
     load64_seq,
     queue_init,
     store32_release,
@@ -30,14 +33,13 @@ from shmkv._layout cimport (
 from shmkv._life cimport process_epoch
 from shmkv._link cimport LINK_INTERRUPTED, Patience, link_enter, link_leave, look, patience_init, raise_pending
 from shmkv._link_record cimport end_link, is_idle
-from shmkv._mapping cimport table_clear, table_init
 from shmkv._plan cimport plans_free
 
 
 cdef class LinkHandle:
     """Made under the cold lock, right after the record was claimed.
 
-    `directory` is the peer's, mapped writable; `prefix` the path of its segments up to the serial; `by_pread`: as in `_mapping`.
+    `directory` is the peer's, mapped writable; `prefix` the path of its segments up to the serial; `by_pread`: as in `_attached`.
     """
 
     def __cinit__(self, Region directory, Region members, int life_fd, uint32_t slot, bytes prefix, bint by_pread=False):
@@ -52,15 +54,15 @@ cdef class LinkHandle:
         link.side = SIDE_INITIATOR
         link.mine = &link.record.sides[SIDE_INITIATOR]
         link.serial = word_generation(load64_seq(&link.record.state))
-        link.peer_slot = link.record.sides[SIDE_ACCEPTOR].slot
-        link.peer_incarnation = link.record.sides[SIDE_ACCEPTOR].incarnation
+        link.peer_slot = load32_relaxed(&link.record.sides[SIDE_ACCEPTOR].slot)
+        link.peer_incarnation = load64_relaxed(&link.record.sides[SIDE_ACCEPTOR].incarnation)
         link.prefix = prefix
         link.epoch = process_epoch()
         link.unlinked_seen = load64_acquire(&directory_header(directory.address).segments_unlinked)
         queue_init(&link.queue)
         self.followers = weakref.WeakSet()
         self.slot = slot
-        self.cluster_id = link.record.sides[SIDE_ACCEPTOR].cluster_id
+        self.cluster_id = load64_relaxed(&link.record.sides[SIDE_ACCEPTOR].cluster_id)
         if link.peer_slot >= MEMBERS_MAX:
             raise ValueError(f"the link record names member slot {link.peer_slot} of {MEMBERS_MAX}")
         if table_init(&link.segments, by_pread) != 0:
@@ -113,7 +115,7 @@ cdef class LinkHandle:
     @property
     def counters(self):
         """(pulls, bytes, ns waited, ns copied, failed, timed out) of this side."""
-        return tuple(self.link.mine.counters[i] for i in range(6))
+        return tuple(load64_relaxed(&self.link.mine.counters[i]) for i in range(6))
 
     @property
     def is_closing(self):

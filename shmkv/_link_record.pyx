@@ -6,16 +6,19 @@ record is used again only when both sides are closed, or closed for a dead side 
 lease of a living side is left in it. The acceptor's side stays closed until it moves bytes itself: a cluster that is only
 pulled from never touches the record.
 """
-from libc.string cimport memset
-
 from shmkv._crash cimport crash_point
 from shmkv._futex cimport (
     add64_relaxed,
+    clear_words,
     fence_acquire,
     load32_acquire,
+    load32_relaxed,
     load64_acquire,
+    load64_relaxed,
     load64_seq,
+    store32_relaxed,
     store32_release,
+    store64_relaxed,
     store64_release,
     swap64_seq,
 )
@@ -57,13 +60,15 @@ def set_own(uint64_t incarnation):
 
 cdef bint side_lives(const LinkSide* side, int life_fd, char* members) noexcept nogil:
     """The life byte of the side's slot is held and the slot's incarnation is the recorded one; "cannot tell" lives."""
-    if side.incarnation == own_incarnation and own_epoch == process_epoch():
+    cdef uint64_t incarnation = load64_relaxed(&side.incarnation)
+    cdef uint32_t slot = load32_relaxed(&side.slot)
+    if incarnation == own_incarnation and own_epoch == process_epoch():
         return True                 # no look shows the locks of the process that looks
-    if side.slot >= MEMBERS_MAX:
+    if slot >= MEMBERS_MAX:
         return False
-    if load64_acquire(&member_at(members, side.slot).incarnation) != side.incarnation:
+    if load64_acquire(&member_at(members, slot).incarnation) != incarnation:
         return False
-    return life_look(life_fd, side.slot) != 0
+    return life_look(life_fd, slot) != 0
 
 
 cdef bint names(const LinkSide* side, uint64_t generation) noexcept nogil:
@@ -116,7 +121,7 @@ cdef bint close_dead_side(LinkSide* side, int life_fd, char* members) noexcept n
     """Under the cold lock: is the side closed and idle, or its cluster dead (then it is closed and cleared for it)?"""
     if side_lives(side, life_fd, members):
         return load32_acquire(&side.open) == SIDE_CLOSED and is_idle(side)
-    memset(side.leases, 0, sizeof(side.leases))
+    clear_words(side.leases, sizeof(side.leases))
     crash_point(b"side-clearing")
     store64_release(&side.hazard, 0)
     crash_point(b"side-closing")
@@ -172,11 +177,14 @@ cdef start(LinkRecord* link, sides):
     crash_point(b"link-starting")
     store64_release(&link.state, make_word(serial, LINK_FREE))
     crash_point(b"link-filling")
-    link.word = 0
+    store32_relaxed(&link.word, 0)
     for i in range(2):
         side = &link.sides[i]
-        memset(side.counters, 0, sizeof(side.counters))
-        side.slot, side.incarnation, side.cluster_id = sides[i]
+        clear_words(side.counters, sizeof(side.counters))
+        slot, incarnation, cluster_id = sides[i]
+        store32_relaxed(&side.slot, slot)
+        store64_relaxed(&side.incarnation, incarnation)
+        store64_relaxed(&side.cluster_id, cluster_id)
         # After the incarnation: a crash in between leaves a closed side, never an open one of nobody.
         crash_point(b"side-opening")
         store32_release(&side.open, SIDE_OPEN if i == SIDE_INITIATOR else SIDE_CLOSED)
@@ -201,7 +209,7 @@ def find(Region directory, uint64_t cluster_id):
     for slot in range(links_reserved(directory)):
         link = link_at(directory.address, slot)
         state = load64_seq(&link.state)
-        maker = link.sides[SIDE_INITIATOR].cluster_id
+        maker = load64_relaxed(&link.sides[SIDE_INITIATOR].cluster_id)
         fence_acquire()
         # The same state after the look: both are of one link.
         if word_state(state) == LINK_LIVE and maker == cluster_id and load64_seq(&link.state) == state:
@@ -218,10 +226,10 @@ def read(Region directory, uint32_t slot):
     for i in range(2):
         side = &link.sides[i]
         sides.append({
-            "open": load32_acquire(&side.open), "slot": side.slot, "incarnation": side.incarnation,
-            "cluster_id": side.cluster_id, "hazard": load64_seq(&side.hazard),
-            "leases": sum(1 for n in range(LEASES_MAX) if load64_acquire(&side.leases[n])),
-            "counters": [side.counters[n] for n in range(COUNTERS_MAX)],
+            "open": load32_acquire(&side.open), "slot": load32_relaxed(&side.slot),
+            "incarnation": load64_relaxed(&side.incarnation), "cluster_id": load64_relaxed(&side.cluster_id),
+            "hazard": load64_seq(&side.hazard), "leases": sum(1 for n in range(LEASES_MAX) if load64_acquire(&side.leases[n])),
+            "counters": [load64_relaxed(&side.counters[n]) for n in range(COUNTERS_MAX)],
         })
     return {"serial": word_generation(state), "state": word_state(state), "word": load32_acquire(&link.word), "sides": sides}
 
@@ -254,7 +262,12 @@ def living(Region directory):
         state = load64_seq(&link_at(directory.address, slot).state)
         if word_state(state) == LINK_LIVE:
             side = &link_at(directory.address, slot).sides[SIDE_INITIATOR]
-            found.append((slot, word_generation(state), side.cluster_id, side.slot, side.incarnation))
+            made = (slot, word_generation(state), load64_relaxed(&side.cluster_id), load32_relaxed(&side.slot),
+                    load64_relaxed(&side.incarnation))
+            fence_acquire()
+            # The same state after the look: all of it is of one link.
+            if load64_seq(&link_at(directory.address, slot).state) == state:
+                found.append(made)
     return found
 
 

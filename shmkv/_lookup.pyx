@@ -4,16 +4,16 @@
 The key index is a hint: an entry leads to a row record, and only the record, copied between two equal loads of its word, counts.
 A miss is final only if the index word is the same before and after.
 """
-from libc.string cimport memcpy
-
 from shmkv._crash cimport crash_point
 from shmkv._futex cimport (
     add32_relaxed,
     exchange64_seq,
     fence_acquire,
     load32_acquire,
+    load32_relaxed,
     load64_acquire,
     load64_seq,
+    load_words,
     store64_release,
     swap64_seq,
 )
@@ -52,6 +52,13 @@ from shmkv._layout cimport (
 from shmkv._mapping cimport Region
 
 
+cdef enum:
+    # How often a reader looks again because the owner changed something meanwhile. An owner does that now and then; a peer that
+    # does it without end must not keep a reader for ever.
+    ROW_LOOKS = 1000
+    INDEX_LOOKS = 16
+
+
 cdef inline uint64_t mix(uint64_t x) noexcept nogil:
     """A one-to-one scramble of 64 bits (the finaliser of splitmix64)."""
     x ^= x >> 30
@@ -87,7 +94,7 @@ cdef int copy_cache(char* base, uint32_t slot, FoundRow* found) noexcept nogil:
     shared = cache_at(base, slot)
     found.cache = shared
     found.cache_word = load64_seq(&shared.word)
-    memcpy(copy, shared, sizeof(CacheRecord))
+    load_words(copy, shared, sizeof(CacheRecord))
     fence_acquire()
     if word_state(found.cache_word) != CACHE_LIVE or load64_seq(&shared.word) != found.cache_word:
         return FIND_REMOVED
@@ -107,16 +114,18 @@ cdef int compare_row(char* base, uint32_t index, const Key* key, FoundRow* found
     cdef RowRecord* row = row_at(base, index)
     cdef uint64_t words[4]
     cdef uint32_t kind, slot
-    cdef int status
-    while True:
+    cdef int status, _look
+    for _look in range(ROW_LOOKS):
         found.row_word = load64_seq(&row.word)
-        memcpy(words, row.key, sizeof(words))
-        kind = row.key_kind
-        slot = row.cache_slot
-        found.batch_index = row.batch_index
+        load_words(words, row.key, sizeof(words))
+        kind = load32_relaxed(&row.key_kind)
+        slot = load32_relaxed(&row.cache_slot)
+        found.batch_index = load32_relaxed(&row.batch_index)
         fence_acquire()
         if load64_seq(&row.word) == found.row_word:
             break
+    else:
+        return FIND_DAMAGED
     if kind != key.kind or words[0] != key.words[0] or words[1] != key.words[1] or words[2] != key.words[2] \
             or words[3] != key.words[3]:
         return FIND_NEVER
@@ -134,7 +143,7 @@ cdef int compare_row(char* base, uint32_t index, const Key* key, FoundRow* found
 
 cdef int compare_id(char* base, uint32_t index, int64_t cache_id, FoundRow* found) noexcept nogil:
     """Is this the first row of the cache with that id? 0, FIND_NEVER or FIND_REMOVED."""
-    cdef int status = copy_cache(base, row_at(base, index).cache_slot, found)
+    cdef int status = copy_cache(base, load32_relaxed(&row_at(base, index).cache_slot), found)
     if status != 0:
         return FIND_NEVER if status == FIND_DAMAGED else status
     return 0 if found.copy.first_row == index and found.copy.cache_id == cache_id else FIND_NEVER
@@ -146,8 +155,8 @@ cdef int probe(char* base, uint64_t hashed, const Key* key, int64_t cache_id, Fo
     cdef uint64_t index_word, entry
     cdef uint64_t* entries
     cdef uint32_t log2, mask, i, _step, row, tag = <uint32_t>(hashed >> 32)
-    cdef int status, best
-    while True:
+    cdef int status, best, _look
+    for _look in range(INDEX_LOOKS):
         index_word = load64_seq(&header.index_word)
         log2 = index_word & 0xFF
         if log2 < INDEX_LOG2_MIN or log2 > INDEX_LOG2_MAX:
@@ -173,6 +182,7 @@ cdef int probe(char* base, uint64_t hashed, const Key* key, int64_t cache_id, Fo
             i = (i + 1) & mask
         if load64_seq(&header.index_word) == index_word:
             return best
+    return FIND_DAMAGED
 
 
 cdef int find_key(char* base, const Key* key, FoundRow* found) noexcept nogil:
@@ -192,7 +202,7 @@ cdef int find_row(char* base, int64_t cache_id, uint32_t batch_index, FoundRow* 
         return FIND_NEVER
     found.row = row_at(base, found.copy.first_row + batch_index)
     found.row_word = load64_seq(&found.row.word)
-    found.key_kind = found.row.key_kind if word_state(found.row_word) == ROW_LIVE else KEY_NONE
+    found.key_kind = load32_relaxed(&found.row.key_kind) if word_state(found.row_word) == ROW_LIVE else KEY_NONE
     found.batch_index = batch_index
     return 0
 
@@ -298,7 +308,7 @@ cdef int why_ended(char* base, const Key* key) noexcept nogil:
     for number in range(ENDED_RING):
         if number >= count:
             break
-        memcpy(&copy, ended_at(base, count - 1 - number), sizeof(EndedKey))
+        load_words(&copy, ended_at(base, count - 1 - number), sizeof(EndedKey))
         if copy.key_kind == key.kind and copy.key[0] == key.words[0] and copy.key[1] == key.words[1] \
                 and copy.key[2] == key.words[2]:
             return FIND_CONSUMED if copy.why == ROW_CONSUMED else FIND_REMOVED
@@ -333,7 +343,7 @@ def describe(Region directory, tuple words, uint32_t batch_index):
         status = find_key(directory.address, &key, &found)
     if status != 0 or found.copy.num_tensors == 0:
         return None
-    memcpy(&tensor, tensor_at(directory.address, found.copy.first_tensor), sizeof(TensorRecord))
+    load_words(&tensor, tensor_at(directory.address, found.copy.first_tensor), sizeof(TensorRecord))
     return found.copy.num_tensors, tensor.outer, tensor.rows, tensor.inner, found.copy.segment_serial
 
 

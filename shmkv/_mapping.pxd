@@ -1,21 +1,49 @@
-"""Attach a segment without the GIL: open, fstat, map, check, keep. Knows names and headers, not what a segment holds."""
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+"""Files in /dev/shm mapped whole, and the headers of our own."""
+from libc.stdint cimport uint32_t, uint64_t
+
+from shmkv._layout cimport Header
 
 
-cdef enum:
-    # Answers of an attach besides 0 and -errno; "not yet" is a result, not an error.
-    ATTACH_NOT_READY = -1001        # version still zero
-    ATTACH_FOREIGN = -1002          # not a regular file of this user with mode 0600
-    ATTACH_SIZE = -1003             # another size than recorded
-    ATTACH_MAGIC = -1004
-    ATTACH_VERSION = -1005
-    ATTACH_FINGERPRINT = -1006
-    ATTACH_IDENTITY = -1007         # another incarnation, serial or generation than recorded
+cdef extern from *:
+    """
+    #define _GNU_SOURCE 1
+    #include <errno.h>
+    #include <fcntl.h>
+    #include <stdint.h>
+    #include <sys/mman.h>
+    #include <sys/stat.h>
+    #include <unistd.h>
 
+    /* Map a descriptor, keep the pages out of core dumps, close nothing. */
+    static inline char *map_descriptor(int fd, uint64_t nbytes, int writable, int populate, int *status)
+    {
+        int protection = PROT_READ | (writable ? PROT_WRITE : 0);
+        void *address = mmap(NULL, nbytes, protection, MAP_SHARED | (populate ? MAP_POPULATE : 0), fd, 0);
+        if (address == MAP_FAILED) { *status = -errno; return NULL; }
+        madvise(address, nbytes, MADV_DONTDUMP);
+        madvise(address, nbytes, MADV_HUGEPAGE);    /* where /dev/shm is mounted with huge=advise; refused elsewhere */
+        *status = 0;
+        return (char *)address;
+    }
 
-cdef enum:
-    MAPPINGS_KEPT = 1024            # of one peer's segments; the least recently used one goes first
-    DESCRIPTORS_KEPT = 64           # likewise, where descriptors are kept: RLIMIT_NOFILE is often 1024
+    /* Open a name in /dev/shm that another process of this user made. -1 with errno = 0: foreign. */
+    static inline int open_segment(const char *path, int writable, uint64_t *nbytes)
+    {
+        struct stat found;
+        int fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+        if (fd < 0) return -1;
+        if (fstat(fd, &found) != 0) { int e = errno; close(fd); errno = e; return -1; }
+        if (!S_ISREG(found.st_mode) || found.st_uid != geteuid() || (found.st_mode & 07777) != 0600) {
+            close(fd); errno = 0; return -1;
+        }
+        *nbytes = (uint64_t)found.st_size;
+        return fd;
+    }
+    """
+    char* map_descriptor(int fd, uint64_t nbytes, bint writable, bint populate, int* status) noexcept nogil
+    int open_segment(const char* path, bint writable, uint64_t* nbytes) noexcept nogil
+    int munmap(void* address, size_t nbytes) noexcept nogil
+    int close(int fd) noexcept nogil
 
 
 cdef class Region:
@@ -26,31 +54,5 @@ cdef class Region:
     cdef uint32_t export_count
 
 
-cdef struct Attached:
-    uint64_t serial
-    uint64_t generation             # the one the header was checked for
-    uint64_t nbytes
-    uint64_t populated              # bytes from the start that have page-table entries
-    char* address                   # NULL when the bytes are read by system calls
-    int fd                          # of the open file then; -1 when it is mapped
-    uint64_t used                   # tick of the last use
-
-
-cdef struct AttachedTable:
-    Attached* entries               # open addressing by serial; serial 0 = free
-    uint32_t log2
-    uint32_t count
-    uint64_t tick
-    bint by_pread                   # keep descriptors instead of mappings
-
-
 cdef void write_segment_header(Region region, uint64_t incarnation, uint64_t serial, uint64_t generation)
-cdef int table_init(AttachedTable* table, bint by_pread) noexcept nogil
-cdef void table_clear(AttachedTable* table) noexcept nogil
-cdef Attached* table_find(AttachedTable* table, uint64_t serial) noexcept nogil
-cdef int table_drop(AttachedTable* table, uint64_t serial) noexcept nogil
-cdef int attach_segment(AttachedTable* table, const char* prefix, uint64_t incarnation, uint64_t serial, uint64_t nbytes,
-                        Attached** found) noexcept nogil
-cdef int check_generation(Attached* attached, uint64_t incarnation, uint64_t generation) noexcept nogil
-cdef int populate(Attached* attached, uint64_t step) noexcept nogil
-cdef int read_whole(int fd, char* to, uint64_t nbytes, uint64_t offset) noexcept nogil
+cdef void publish_header(Header* shared, const Header* made, const char* point) noexcept nogil

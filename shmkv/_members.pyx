@@ -4,22 +4,33 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from shmkv._crash cimport crash_point
-from shmkv._futex cimport load32_acquire, load64_acquire, store32_release, store64_release
+from shmkv._futex cimport (
+    add32_relaxed,
+    fence_release,
+    load32_acquire,
+    load32_relaxed,
+    load64_acquire,
+    load_words,
+    store32_relaxed,
+    store64_release,
+    store_words,
+)
 from shmkv._layout cimport *
-from shmkv._mapping cimport Region
+from shmkv._mapping cimport Region, publish_header
 
 
 def create(Region region) -> None:
     """Turn zeroed memory into an empty table."""
     cdef MembersHeader* header = <MembersHeader*>region.address
-    header.slots = MEMBERS_MAX
-    header.record_nbytes = sizeof(MemberRecord)
-    header.header.magic = MAGIC_MEMBERS
-    header.header.fingerprint = layout_fingerprint()
-    header.header.header_nbytes = sizeof(MembersHeader)
-    header.header.nbytes = region.nbytes
-    crash_point(b"members-header")
-    store32_release(&header.header.version, LAYOUT_VERSION)          # publish: header
+    cdef Header made
+    store32_relaxed(&header.slots, MEMBERS_MAX)
+    store32_relaxed(&header.record_nbytes, sizeof(MemberRecord))
+    memset(&made, 0, sizeof(Header))
+    made.magic = MAGIC_MEMBERS
+    made.fingerprint = layout_fingerprint()
+    made.header_nbytes = sizeof(MembersHeader)
+    made.nbytes = region.nbytes
+    publish_header(&header.header, &made, b"members-header")
 
 
 cdef dict read_header(Region region):
@@ -28,7 +39,7 @@ cdef dict read_header(Region region):
     if region.nbytes < sizeof(Header):
         return {"version": 0, "magic": 0, "fingerprint": 0, "nbytes": 0, "incarnation": 0, "found_nbytes": region.nbytes}
     version = load32_acquire(&(<Header*>region.address).version)     # consume: header
-    memcpy(&copy, region.address, sizeof(Header))
+    load_words(&copy, region.address, sizeof(Header))
     return {"version": version, "magic": copy.magic, "fingerprint": copy.fingerprint, "nbytes": copy.nbytes,
             "incarnation": copy.incarnation, "found_nbytes": region.nbytes}
 
@@ -58,27 +69,30 @@ def header_fault(Region region, str what, uint64_t incarnation=0) -> str:
 
 def count_join(Region region) -> None:
     """One more join; a plain count, which is right because joins happen under the cold lock."""
-    (<MembersHeader*>region.address).joins += 1
+    add32_relaxed(&(<MembersHeader*>region.address).joins, 1)
 
 
 def joins(Region region) -> int:
     """How many joins this table has seen."""
-    return (<MembersHeader*>region.address).joins
+    return load32_relaxed(&(<MembersHeader*>region.address).joins)
 
 
 def write(Region region, uint32_t slot, *, uint64_t incarnation, uint64_t cluster_id, uint32_t pid, uint32_t role,
           uint64_t start_time, bytes directory) -> None:
     """Overwrite a record; the incarnation makes it valid, last."""
     cdef MemberRecord* member = member_at(region.address, slot)
+    cdef MemberRecord made
+    memset(&made, 0, sizeof(MemberRecord))
+    made.cluster_id = cluster_id
+    made.pid = pid
+    made.role = role
+    made.start_time = start_time
+    made.layout_version = LAYOUT_VERSION
+    memcpy(made.directory, <const char*>directory, min(<size_t>len(directory), sizeof(made.directory) - 1))
     store64_release(&member.incarnation, 0)
     crash_point(b"member-filling")
-    member.cluster_id = cluster_id
-    member.pid = pid
-    member.role = role
-    member.start_time = start_time
-    member.layout_version = LAYOUT_VERSION
-    memset(member.directory, 0, sizeof(member.directory))
-    memcpy(member.directory, <const char*>directory, min(<size_t>len(directory), sizeof(member.directory) - 1))
+    fence_release()
+    store_words(&member.cluster_id, &made.cluster_id, sizeof(MemberRecord) - sizeof(made.incarnation))
     crash_point(b"member-recording")
     store64_release(&member.incarnation, incarnation)
     crash_point(b"member-recorded")
@@ -92,7 +106,7 @@ def clear(Region region, uint32_t slot) -> None:
 
 def set_role(Region region, uint32_t slot, uint32_t role) -> None:
     """The role that `ls` shows."""
-    member_at(region.address, slot).role = role
+    store32_relaxed(&member_at(region.address, slot).role, role)
 
 
 def read(Region region, uint32_t slot):
@@ -101,27 +115,27 @@ def read(Region region, uint32_t slot):
     cdef uint64_t incarnation = load64_acquire(&member_at(region.address, slot).incarnation)
     if incarnation == 0:
         return None
-    memcpy(&copy, member_at(region.address, slot), sizeof(MemberRecord))
+    load_words(&copy, member_at(region.address, slot), sizeof(MemberRecord))
     name = copy.directory[:sizeof(copy.directory)].split(b"\0")[0]
     return incarnation, copy.cluster_id, copy.pid, copy.role, copy.start_time, name.decode("ascii", "replace")
 
 
 def foreign_clusters(Region region) -> list:
     """Cluster ids recorded in a table of any layout version: the first 24 bytes of a record never change their meaning."""
-    cdef MembersHeader header
+    cdef MembersHeader copy
     cdef uint64_t at, slot
     cdef uint64_t words[2]
     found = []
     if region.nbytes < sizeof(MembersHeader):
         return found
-    memcpy(&header, region.address, sizeof(MembersHeader))
-    if header.header.magic != MAGIC_MEMBERS or header.record_nbytes < 24 or header.slots > 65536:
+    load_words(&copy, region.address, sizeof(MembersHeader))
+    if copy.header.magic != MAGIC_MEMBERS or copy.record_nbytes < 24 or copy.slots > 65536:
         return found
-    for slot in range(header.slots):
-        at = header.header.header_nbytes + slot * header.record_nbytes
-        if at > region.nbytes - 24 or header.header.header_nbytes > region.nbytes:
+    for slot in range(copy.slots):
+        at = copy.header.header_nbytes + slot * copy.record_nbytes
+        if at > region.nbytes - 24 or copy.header.header_nbytes > region.nbytes:
             break
-        memcpy(words, region.address + at, 16)
+        memcpy(words, region.address + at, 16)      # a foreign table's records may stand anywhere
         if words[0]:
             found.append(words[1])
     return found
@@ -129,7 +143,7 @@ def foreign_clusters(Region region) -> list:
 
 def directory_role(Region region) -> int:
     """The role that a directory's owner has now."""
-    return directory_header(region.address).role
+    return load32_relaxed(&directory_header(region.address).role)
 
 
 def directory_is_open(Region region) -> bool:

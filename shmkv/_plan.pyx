@@ -7,6 +7,8 @@ from libc.errno cimport ENOMEM
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
+from shmkv._futex cimport load_words
+
 
 cdef class ShapeList:
     """From a list of (offset, nbytes, outer, rows, inner[, dtype]), in bytes from the segment's start; not empty."""
@@ -258,7 +260,7 @@ cdef int copy_shapes(KeptPlan* place, const char* records, uint32_t record_nbyte
     place.src = shapes
     place.src_count = count
     for i in range(count):
-        memcpy(&shapes[i], records + <size_t>i * record_nbytes, sizeof(Shape))
+        load_words(&shapes[i], records + <size_t>i * record_nbytes, sizeof(Shape))
         if check_shape(&shapes[i], nbytes) != 0 or shapes[i].rows != rows:
             return PLAN_DAMAGED
     return 0

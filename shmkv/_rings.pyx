@@ -5,28 +5,32 @@ A ring keeps the newest entries; the count beside it says how many there ever we
 """
 import time
 
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 from shmkv._crash cimport crash_point
-from shmkv._futex cimport store64_release
+from shmkv._futex cimport load64_relaxed, store64_relaxed, store64_release, store_words
 from shmkv._layout cimport DirectoryHeader, EndedKey, directory_header, ended_at, unlinked_at
 
 
 cdef void note_ended(char* base, const Key* key, uint32_t why):
     """A key ended: ROW_CONSUMED or ROW_REMOVED."""
     cdef DirectoryHeader* header = directory_header(base)
-    cdef EndedKey* ended = ended_at(base, header.ended_count)
-    memcpy(ended.key, key.words, sizeof(key.words))
-    ended.key_kind = key.kind
-    ended.why = why
-    ended.when_ns = time.time_ns()
+    cdef uint64_t count = load64_relaxed(&header.ended_count)
+    cdef EndedKey made
+    memset(&made, 0, sizeof(EndedKey))
+    memcpy(made.key, key.words, sizeof(key.words))
+    made.key_kind = key.kind
+    made.why = why
+    made.when_ns = time.time_ns()
+    store_words(ended_at(base, count), &made, sizeof(EndedKey))
     crash_point(b"key-noting")
-    store64_release(&header.ended_count, header.ended_count + 1)
+    store64_release(&header.ended_count, count + 1)
 
 
 cdef void note_unlinked(char* base, uint64_t serial):
     """A segment's name is gone: readers that still map it let it go at their next call."""
     cdef DirectoryHeader* header = directory_header(base)
-    unlinked_at(base, header.segments_unlinked)[0] = serial
+    cdef uint64_t count = load64_relaxed(&header.segments_unlinked)
+    store64_relaxed(unlinked_at(base, count), serial)
     crash_point(b"unlink-noting")
-    store64_release(&header.segments_unlinked, header.segments_unlinked + 1)
+    store64_release(&header.segments_unlinked, count + 1)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from shmkv import _life, _link, _link_record, _members
-from shmkv._link import LinkHandle
+from shmkv._link_handle import LinkHandle
 from shmkv._mutex import Mutex
 from shmkv.cluster import Cluster
 from shmkv.errors import LLMException, link_busy

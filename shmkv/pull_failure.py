@@ -9,7 +9,7 @@ import errno
 import os
 from collections.abc import Sequence
 
-from shmkv import _link, _lookup, _mapping, _plan, _pull
+from shmkv import _attached, _link, _lookup, _plan, _pull
 from shmkv.cluster import Cluster
 from shmkv.errors import LLMException, LLMStatusCode, error_for_status
 from shmkv.keys import KEY_NONE, CacheKey, CacheKeyByIdAndIndex
@@ -64,7 +64,7 @@ def _sentence(status: int, cluster: Cluster, links: Links, key: PullKey, desc: C
         -errno.ENOENT: f"the segment of {peer} has no name any more",
         -errno.ENOMEM: "cannot map the segment: out of memory, or vm.max_map_count mappings are in use",
     }
-    return known.get(status) or f"cannot map the segment of {peer}: {_mapping.describe(status)}{_segment_layout(links, key)}"
+    return known.get(status) or f"cannot map the segment of {peer}: {_attached.describe(status)}{_segment_layout(links, key)}"
 
 
 def _argument_fault(status: int, links: Links, key: PullKey, desc: CacheDesc, select: Select) -> str:
@@ -117,7 +117,7 @@ def _look_again(links: Links, key: PullKey) -> tuple[int, int, int, int, int] | 
 def _segment_layout(links: Links, key: PullKey) -> str:
     """The layout of the source's segment against ours."""
     handle, found = links.handle(key.cluster_id), _look_again(links, key)
-    text = "" if handle is None or found is None else _mapping.layout_of(handle.segment_path(found[4]))
+    text = "" if handle is None or found is None else _attached.layout_of(handle.segment_path(found[4]))
     return f" ({text})" if text else ""
 
 

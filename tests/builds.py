@@ -58,9 +58,9 @@ def build(kind: str) -> Path:
     return _make(kind, kind, ())
 
 
-def build_edited(kind: str, name: str, edits: Sequence[Edit]) -> Path:
-    """The same with edits to its sources, under a name of its own; starts from what `build(kind)` has compiled."""
-    return _make(f"{kind}-{name}", kind, edits, start=build(kind))
+def build_edited(kind: str, name: str, edits: Sequence[Edit], start: Path | None = None) -> Path:
+    """The same with edits to its sources, under a name of its own; starts from what `build(kind)`, or another one, has compiled."""
+    return _make(f"{kind}-{name}", kind, edits, start=start or build(kind))
 
 
 def _make(folder: str, kind: str, edits: Sequence[Edit], start: Path | None = None) -> Path:

@@ -23,6 +23,13 @@ def namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Names
 
 
 @pytest.fixture
+def rounds() -> Callable[[int], int]:
+    """rounds(n): n times the factor SHMKV_ROUNDS, at least 1."""
+    factor = float(os.environ.get("SHMKV_ROUNDS", "1"))
+    return lambda few: max(1, round(few * factor))
+
+
+@pytest.fixture
 def name(namespace: Namespace) -> Iterator[str]:
     """A name prefix; a member that a test left behind is made to leave."""
     yield namespace.name

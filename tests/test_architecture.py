@@ -132,7 +132,7 @@ def test_imports_point_downwards(path: Path) -> None:
 def test_imports_are_found_at_all() -> None:
     seen = {room: {name.split(".")[1] for name in names if name.startswith("shmkv.")}
             for room, names in ((path.stem, list(imports(path))) for path in sources() if path.suffix == ".pyx")}
-    assert {"_copy", "_futex", "_layout", "_link", "_lookup", "_mapping", "_plan"} <= seen["_core"]
+    assert {"_attached", "_copy", "_futex", "_layout", "_link", "_lookup", "_plan"} <= seen["_core"]
     assert "_ranges" in seen["_tables"]
 
 

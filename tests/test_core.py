@@ -1,9 +1,11 @@
 """One pull through the core: link, row, segment, plan, bytes, coverage, counters; and copies inside one process."""
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import memory
@@ -13,10 +15,12 @@ from memory import INITIATOR, Owner, Pair, by_id, destination, prefix, request, 
 from peer import Namespace
 from reference import Geometry, noise
 
-from shmkv import _copy, _link, _lookup, _members, _plan, _pull
+from shmkv import _copy, _link, _lookup, _members, _plan, _pull, segment
 from shmkv._core import LocalCache
+from shmkv._mapping import Region
 
 PATIENT_MS = 20000
+IDENTITY = -1007                    # ATTACH_IDENTITY: a segment of another cluster or cache
 SHAPE = Geometry(4, 2, 3, 16)
 CONTENT = noise(SHAPE, seed=9)
 
@@ -137,6 +141,24 @@ def test_tensor_record_that_no_owner_writes(pair: Pair, field: str, value: int) 
     cache, content = destination(*SHAPE)
     assert pull(pair, request(0), cache) == _plan.DAMAGED
     assert (content == 0x5A).all()
+
+
+def test_segment_number_zero_is_refused_and_leaves_no_mapping(pair: Pair) -> None:
+    """No owner gives the number 0, which marks a free entry among the kept mappings: it would be mapped anew by each pull."""
+    source = pair.sources[0]
+    path = Path(segment.SHM_DIR) / f"{pair.prefix}0"
+    fd = segment.create(path.name, source.region.nbytes, source.region.nbytes)
+    os.write(fd, memory.content(source.region).tobytes())
+    os.close(fd)
+    try:
+        made = Region.attach(str(path), writable=True)
+        memory.header_word(made, "serial").value = 0
+        memory.word(pair.owner.region, "CacheRecord", source.slot, "CacheRecord", "segment_serial").value = 0
+        for _ in range(3):
+            assert pull(pair, request(1)) == IDENTITY
+        assert len(memory.mapped(path.name)) == 1, "this test's own"
+    finally:
+        segment.unlink(path.name)
 
 
 def test_dead_or_closed_peer_ends_the_pull(pair: Pair) -> None:

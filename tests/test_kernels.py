@@ -17,6 +17,8 @@ PROGRAM = ROOT / "tests" / "c" / "kernels_test.c"
 COMPILER = shutil.which(os.environ.get("CC", "cc"))
 WARNINGS = ["-std=c11", "-Wall", "-Wextra", "-Werror"]
 FORMS = {"ordinary", "streaming"}
+SANITIZED = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+DEADLINE_S = 100
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler")
 
@@ -37,7 +39,7 @@ def run_compiled(directory: Path, *flags: str) -> Report:
     command = [str(COMPILER), *WARNINGS, *flags, f"-I{HEADER_DIR}", str(PROGRAM), "-o", str(binary)]
     compiled = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert compiled.returncode == 0, compiled.stderr
-    ran = subprocess.run([str(binary)], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([str(binary)], capture_output=True, text=True, timeout=DEADLINE_S)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return parse(ran.stdout)
 
@@ -67,9 +69,9 @@ def processor_flags() -> set[str]:
     return {word for line in text.splitlines() if line.startswith("flags") for word in line.split()}
 
 
-@pytest.mark.parametrize("optimisation", ["-O3", "-O0"])
-def test_every_supported_kernel_copies_exactly_its_range(tmp_path: Path, optimisation: str) -> None:
-    report = run_compiled(tmp_path, optimisation)
+@pytest.mark.parametrize("flags", [["-O3"], ["-O0"], SANITIZED], ids=["O3", "O0", "sanitized"])
+def test_every_supported_kernel_copies_exactly_its_range(tmp_path: Path, flags: list[str]) -> None:
+    report = run_compiled(tmp_path, *flags)
     print("not supported by this processor:", ", ".join(sorted(report.unsupported)) or "none")
     assert_every_supported_kernel_ran(report)
 

@@ -13,7 +13,7 @@ import pytest
 from memory import Pair, by_id, destination, select
 from peer import Namespace
 
-from shmkv import _layout, _mapping, segment
+from shmkv import _attached, _layout, segment
 from shmkv._mapping import Region
 
 SHM = Path(segment.SHM_DIR)
@@ -125,10 +125,10 @@ def test_what_is_no_regular_file_is_foreign(tmp_path: Path, file: Path) -> None:
 
 
 def test_every_answer_has_a_sentence() -> None:
-    sentences = [_mapping.describe(status) for status in range(-1007, -1000)]
+    sentences = [_attached.describe(status) for status in range(-1007, -1000)]
     assert len(set(sentences)) == 7
     assert "mode 0600" in " ".join(sentences)
-    assert _mapping.describe(-2) == os.strerror(2)
+    assert _attached.describe(-2) == os.strerror(2)
 
 
 # segments of others, through the pull that attaches them
@@ -229,7 +229,7 @@ def test_segment_that_is_not_what_was_recorded(pair: Pair, damage: Callable[[Pai
     damage(pair)
     status, got = pull(pair)
     assert status < 0
-    assert sentence in _mapping.describe(status)
+    assert sentence in _attached.describe(status)
     assert (got == 0x5A).all()
     assert pair.handle.look() == 0
 
@@ -237,7 +237,7 @@ def test_segment_that_is_not_what_was_recorded(pair: Pair, damage: Callable[[Pai
 def test_segment_without_a_name(pair: Pair) -> None:
     pair.sources[0].unlink()
     assert pull(pair)[0] == -2
-    assert _mapping.describe(-2) == os.strerror(2)
+    assert _attached.describe(-2) == os.strerror(2)
 
 
 def test_recycled_segment_is_checked_again_for_its_new_cache(pair: Pair) -> None:

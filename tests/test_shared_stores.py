@@ -15,10 +15,11 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "shmkv"
 EXEMPTIONS = Path(__file__).with_name("shared_stores.txt")
 FUNCTION = re.compile(r"^\s*(?:def|cdef|cpdef)\b[^=]*?(?P<name>\w+)\(")
-ORDERED = re.compile(r"\b(?:store(?:32|64)_\w+|exchange(?:32|64)_\w+|swap(?:32|64)_\w+|add(?:32|64)_\w+)\(")
+ORDERED = re.compile(r"\b(?:store(?:32|64)_(?!relaxed)\w+|exchange(?:32|64)_\w+|swap(?:32|64)_\w+|add(?:32|64)_\w+)\(")
 RECORDS = "header|cache|row|link|side|member|ended|tensor|entries|words_of_row"
-PLAIN = re.compile(rf"^\s*(?:(?:{RECORDS})(?:\.|\[)[\w.\[\]]*\s*[+|&]?=[^=]|(?:memcpy|memset)\((?:{RECORDS})\b)")
-POINT = re.compile(r"\bcrash_point\(")
+PLAIN = re.compile(rf"^\s*(?:(?:{RECORDS})(?:\.|\[)[\w.\[\]]*\s*[+|&]?=[^=]|(?:memcpy|memset)\((?:{RECORDS})\b)"
+                   r"|\b(?:store(?:32|64)_relaxed|store_words|clear_words)\(")
+POINT = re.compile(r"\bcrash_point\(|\bpublish_header\(.*, b\"")      # which has one inside
 
 
 @dataclass(frozen=True)

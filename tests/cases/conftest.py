@@ -24,13 +24,6 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     return np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
 
 
-@pytest.fixture
-def rounds() -> Callable[[int], int]:
-    """rounds(n): n times the factor SHMKV_ROUNDS, at least 1."""
-    factor = float(os.environ.get("SHMKV_ROUNDS", "1"))
-    return lambda few: max(1, round(few * factor))
-
-
 @pytest.fixture(scope="session")
 def interposer_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library that writes down calls and makes some of them fail, compiled once."""

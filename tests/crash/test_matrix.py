@@ -122,8 +122,7 @@ def test_nobody_dies(row: Row, scenario: Scenario) -> None:
 def test_the_matrix_has_every_point_of_the_sources() -> None:
     package = builds.ROOT / "shmkv"
     text = "".join(path.read_text() for path in sorted(package.iterdir()) if path.suffix in (".py", ".pyx"))
-    used = set(re.findall(r"crash_point\(b\"([a-z-]+)\"\)|_crash\.reach\(\"([a-z-]+)\"\)", text))
-    names = {first or second for first, second in used}
+    names = set(re.findall(r"(?:crash_point\(|_crash\.reach\(|publish_header\(.*, )b?\"([a-z-]+)\"\)", text))
     assert names - {row.point.split(":")[0] for row in ROWS} == {"link-abandoning", "word-offered"}
 
 

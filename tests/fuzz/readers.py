@@ -1,0 +1,174 @@
+"""What a reader does with tables that it cannot trust: every path of it, over one input."""
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import memory
+from memory import NO_LIFE_FILE, by_id
+
+from shmkv import CacheKey, LLMException, _acceptor, _inspect, _link_record, _lookup, _members, _pull
+from shmkv._link_handle import LinkHandle
+from shmkv.keys import CacheKeyByIdAndIndex
+
+from .world import ENDED, KEYS, SHAPES, UNKNOWN, Target, World
+
+CACHE_IDS = [1, 2, 3, 4, 0, -1]
+SIDES = [(0, 0xA1, 1), (5, 0xE5, 6)]
+OFFSETS_ = (0, 0, 0, 1, 63, 64, 511, 512, 513, 1023)
+PATIENT_MS, HASTY_MS = 1000, 1
+MANY_ROWS = 1 << 16
+ASKED_AGAIN = 1                     # a prepared pull went the way of a plain one
+
+
+class Reader:
+    """Runs the paths over a world; counts the pulls that moved bytes and their answers."""
+
+    def __init__(self, world: World, rng: random.Random) -> None:
+        self.world, self.rng = world, rng
+        self.copies = self.refused = 0
+        self.answers: dict[int, int] = {}
+
+    def run(self) -> None:
+        """The pulls and lookups, and a few of the others."""
+        self.pulls()
+        self.describe()
+        for path in self.rng.sample(self.others(), 3):
+            path()
+
+    def others(self) -> list[Callable[[], None]]:
+        return [self.pull_many, self.prepared, self.prepared, self.links, self.claim, self.acceptor, self.inspect, self.members,
+                self.handle_calls]
+
+    # -- pulls ------------------------------------------------------------------------------------------------------
+
+    def timeout(self) -> int:
+        """Long enough, unless the word says that somebody else has the lock."""
+        record = self.world.owner
+        word = memory.word(record.region, "LinkRecord", self.world.record, "LinkRecord", "word").value & 0x7FFFFFFF
+        return HASTY_MS if word in (1, 3) else PATIENT_MS
+
+    def words(self) -> tuple[int, int, int, int]:
+        """What to ask for; mostly something that is there."""
+        kind = self.rng.randrange(8)
+        if kind < 4:
+            return self.rng.choice(KEYS)
+        if kind < 7:
+            return by_id(self.rng.choice(CACHE_IDS) % 2**64)
+        return self.rng.choice(ENDED + UNKNOWN)
+
+    def select(self, target: Target) -> tuple[int, ...]:
+        """Mostly the whole row, else any selection that a caller may make."""
+        rng, shape = self.rng, target.shape
+        row = rng.randrange(shape.rows)
+        if rng.randrange(3):
+            return memory.select(dst_row=row, src_row=rng.randrange(2))
+        first, count = rng.randrange(shape.num_tensors), rng.choice((-1, 1, 1, 2, shape.num_tensors))
+        return memory.select(size=rng.choice((-1, -1, 1, 16, 64, 300, 512)), src_offset=rng.choice(OFFSETS_),
+                             dst_offset=rng.choice(OFFSETS_), dst_row=row, src_row=rng.choice((0, 1, 2, 2**32 - 1)),
+                             src_first=first if rng.randrange(2) else 0, src_count=count, dst_first=first, dst_count=count,
+                             divisor=rng.choice((0, 0, 1, 2, 3)))
+
+    def ask(self) -> tuple[Target, bytes, tuple[int, ...]]:
+        words = self.words()
+        number = KEYS.index(words) // 2 if words in KEYS else words[1] - 1 if 0 < words[1] < 4 else 0
+        target = self.world.targets[number if self.rng.randrange(8) else self.rng.randrange(len(SHAPES))]
+        select = self.select(target)
+        return target, struct.pack("=6Q", 1, *words, select[3]), select
+
+    def note(self, status: int, target: Target, select: tuple[int, ...]) -> None:
+        self.answers[status] = self.answers.get(status, 0) + 1
+        self.copies += target.was_written(select) or status == 0
+
+    def pulls(self) -> None:
+        """Three pulls: by key, prefix or cache id."""
+        for _ in range(3):
+            target, packed, select = self.ask()
+            status = _pull.pull(self.world.handle, target.cache, packed, select, bool(self.rng.randrange(2)), self.timeout())
+            self.note(status, target, select)
+
+    def pull_many(self) -> None:
+        asked = [self.ask() for _ in range(3)]
+        asked = [asked[0], *(one for one in asked[1:] if one[0] is not asked[0][0])]       # a window for each destination
+        if len({id(target) for target, _, _ in asked}) != len(asked):
+            asked = asked[:2]
+        requests = [(target.cache, packed, select, True) for target, packed, select in asked]
+        done, status = _pull.pull_many(self.world.handle, requests, self.timeout())
+        for number, (target, _, select) in enumerate(asked):
+            self.note(0 if number < done else status, target, select)
+
+    def prepared(self) -> None:
+        target = self.world.targets[0]
+        select = memory.select()
+        handle, asked = self.world.handle, []
+
+        def again(key: Any, row: int) -> LinkHandle:
+            asked.append(key)
+            return handle
+
+        call = _pull.PreparedPull(target.cache, select, True, self.timeout(), (CacheKey, CacheKeyByIdAndIndex), again,
+                                  lambda key, row, status: LLMException(str(status)))
+        call(CacheKey(handle.cluster_id, 1, 0))             # the first call only learns the handle
+        key = self.rng.choice((CacheKey(handle.cluster_id, 1, 0), CacheKeyByIdAndIndex(handle.cluster_id, 1, 0)))
+        status = ASKED_AGAIN
+        try:
+            call(key)
+            status = ASKED_AGAIN if len(asked) > 1 else 0
+        except LLMException as error:
+            status = int(str(error))
+        self.note(status, target, select)
+
+    def describe(self) -> None:
+        found = _lookup.describe(self.world.owner.region, self.words(), self.rng.choice((0, 1, 2**32 - 1)))
+        assert found is None or len(found) == 5
+
+    # -- the rest ---------------------------------------------------------------------------------------------------
+
+    def links(self) -> None:
+        region, members = self.world.owner.region, self.world.owner.members
+        for slot in range(min(_link_record.links_reserved(region), 6)):
+            assert _link_record.read(region, slot)["sides"]
+            assert _link_record.initiator_lives(region, slot, NO_LIFE_FILE, members) in (True, False)
+        assert len(_link_record.find(region, 2)) <= 512
+        assert len(_link_record.dead_initiators(region, NO_LIFE_FILE, members)) <= 512
+
+    def claim(self) -> None:
+        region = self.world.owner.region
+        slot = _link_record.claim(region, NO_LIFE_FILE, self.world.owner.members, SIDES)
+        if slot is not None:
+            try:
+                assert LinkHandle(region, self.world.owner.members, NO_LIFE_FILE, slot, b"/dev/shm/none.").look() <= 0
+            except ValueError:
+                self.refused += 1           # the record names no member
+            _link_record.abandon(region, slot)
+
+    def acceptor(self) -> None:
+        region, members = self.world.owner.region, self.world.owner.members
+        assert _acceptor.remove(region, self.rng.randrange(4), NO_LIFE_FILE, members, HASTY_MS,
+                                bool(self.rng.randrange(4))) in (True, False)
+
+    def inspect(self) -> None:
+        region = self.world.owner.region
+        assert _inspect.state(region)
+        assert len(_inspect.links(region)) <= 512
+        rows = memory.word(region, "", 0, "DirectoryHeader", "rows_reserved").value
+        if rows < MANY_ROWS or not self.rng.randrange(64):              # looking at all of them takes a while
+            assert len(_inspect.caches(region)) <= MANY_ROWS
+
+    def members(self) -> None:
+        owner = self.world.owner
+        for slot in range(1024 if not self.rng.randrange(32) else 6):
+            record = _members.read(owner.members, slot)
+            assert record is None or len(record) == 6
+        assert len(_members.foreign_clusters(owner.members)) <= 65536
+        assert _members.joins(owner.members) >= 0
+        assert _members.directory_role(owner.region) >= 0
+        assert _members.directory_is_open(owner.region) in (True, False)
+
+    def handle_calls(self) -> None:
+        handle = self.world.handle
+        assert handle.look() <= 0
+        assert len(handle.counters) == 6
+        assert (handle.users, handle.word >= 0, handle.peer_is_idle in (True, False)) == (0, True, True)

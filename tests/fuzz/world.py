@@ -1,0 +1,181 @@
+"""Valid tables, made by the owner's own code between guard pages; they can be put back as they were after each input."""
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+
+import memory
+import numpy as np
+from memory import Pair, prefix, request
+from reference import Geometry
+
+from shmkv import _layout, _members, segment
+from shmkv._core import LocalCache
+from shmkv._directory import Directory
+from shmkv._link_handle import LinkHandle
+from shmkv._mapping import Region
+
+from . import guards
+
+CANARY = 0x5A
+# 4096 bytes each: the last byte of a segment, and of a destination, is the last one before a guard.
+SHAPES = [Geometry(4, 1, 2, 512), Geometry(2, 4, 2, 256), Geometry(64, 1, 1, 64)]
+KEYS = [request(1), request(2, 7), prefix(3), request(4), request(5), request(6)]
+ENDED = [request(8), request(9)]
+UNKNOWN = [request(77), prefix(78)]
+IN_USE = {"LinkRecord": 4, "CacheRecord": 32, "TensorRecord": 64, "RowRecord": 16, "coverage line": 32, "index entry": 256}
+PUNCH = 0x01 | 0x02                 # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+
+
+class GuardedOwner(memory.Owner):
+    """An owner whose directory and members table stand between guards."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("fuzz-directory")
+        os.ftruncate(self.fd, _layout.DIRECTORY_SIZE)
+        self.reserved, self.full_after, self._next_id = [], None, 1
+        self.incarnation, self.cluster_id = 0xA1, 1
+        self.region = guards.guarded(self.fd, _layout.DIRECTORY_SIZE)
+        self.directory = Directory(self.region, self._reserve, incarnation=0xA1, cluster_id=1, role=1)
+        self.members_fd = os.memfd_create("fuzz-members")
+        os.ftruncate(self.members_fd, _layout.MEMBERS_SIZE)
+        self.members = guards.guarded(self.members_fd, _layout.MEMBERS_SIZE)
+        _members.create(self.members)
+        self.add_member(0, self.incarnation, self.cluster_id)
+
+    def close(self) -> None:
+        super().close()
+        os.close(self.members_fd)
+
+
+def raw(region: Region) -> memoryview:
+    """The bytes of a mapping."""
+    return memoryview((ctypes.c_ubyte * region.nbytes).from_address(region.base)).cast("B")
+
+
+@dataclass
+class Kept:
+    """A range of a mapping as it was."""
+
+    address: int
+    bytes: bytes
+
+    @classmethod
+    def of(cls, region: Region, offset: int, nbytes: int) -> Kept:
+        return cls(region.base + offset, ctypes.string_at(region.base + offset, nbytes))
+
+    def put_back(self) -> None:
+        ctypes.memmove(self.address, self.bytes, len(self.bytes))
+
+    def is_unchanged(self, nbytes: int) -> bool:
+        return ctypes.string_at(self.address, nbytes) == self.bytes[:nbytes]
+
+
+class Target:
+    """A destination between guards, full of canaries; tells whether bytes outside of a window were written."""
+
+    def __init__(self, shape: Geometry) -> None:
+        self.shape = shape
+        each = shape.outer * shape.rows * shape.inner
+        self.region = guards.memory(each * shape.num_tensors)
+        self.bytes = memory.content(self.region)
+        self.bytes[:] = CANARY
+        self.clean = self.bytes.tobytes()
+        self.rows = self.bytes.reshape(shape)
+        self.cache = LocalCache(self.region, [(i * each, each, *shape[1:]) for i in range(shape.num_tensors)])
+
+    def was_written(self, select: tuple[int, ...]) -> bool:
+        """Did a pull move bytes? They are canaries again afterwards. AssertionError if one outside of its window changed."""
+        if self.bytes.tobytes() == self.clean:
+            return False
+        size, _, offset, _, row, _, _, first, count, _ = select
+        tensors = self.rows[first:first + count if count >= 0 else None, :, row]
+        window = tensors.reshape(len(tensors), -1)          # a copy
+        window[:, offset:offset + size if size >= 0 else None] = CANARY
+        self.rows[first:first + count if count >= 0 else None, :, row] = window.reshape(tensors.shape)
+        outside = np.flatnonzero(self.bytes != CANARY)
+        assert not len(outside), f"bytes {outside[:8]} of a destination of shape {self.shape} were written by {select}"
+        return True
+
+
+class World(Pair):
+    """An owner with three caches in named segments, keys of all kinds and states, links of all states, and a reader."""
+
+    owner: GuardedOwner
+
+    def __init__(self, namespace: str) -> None:
+        self.owner = GuardedOwner()
+        self.prefix = f"{namespace}.c.{self.owner.incarnation:016x}."
+        self.sources = []
+        rng = np.random.default_rng(1)
+        for shape in SHAPES:
+            self.add(rng.integers(128, 256, (shape.num_tensors, shape.outer, shape.rows, shape.inner), np.uint8))
+        self._bind_keys()
+        self._make_links()
+        self.targets = [Target(shape) for shape in SHAPES]
+        self.directory = raw(self.owner.region)
+        self.members = raw(self.owner.members)
+        self.segments = [raw(source.region) for source in self.sources]
+        self._remember()
+        self.handle = self.new_handle()
+
+    def _bind_keys(self) -> None:
+        directory = self.owner.directory
+        places = [(source, row) for source, shape in zip(self.sources, SHAPES, strict=True) for row in range(shape.rows)]
+        for number, words in enumerate(ENDED):
+            directory.bind(self.sources[number].slot, 0, words)
+            directory.remove(self.sources[number].slot, 0)
+        for (source, row), words in zip(places, KEYS, strict=False):
+            directory.bind(source.slot, row, words)
+
+    def _make_links(self) -> None:
+        self.record = self.owner.claim(1, 0xB2, 2)
+        self.owner.claim(2, 0xC3, 3)
+        _members.clear(self.owner.members, 2)               # dead
+        other = self.owner.claim(3, 0xD4, 4)
+        memory.word(self.owner.region, "LinkRecord", other, "LinkRecord", "state").value += 2       # removed
+
+    def _remember(self) -> None:
+        region = self.owner.region
+        self.kept = [Kept.of(region, 0, memory.TABLES["LinkRecord"][1] + 4 * 4096)]
+        for table in list(IN_USE)[1:]:
+            width, start = memory.TABLES[table]
+            self.kept.append(Kept.of(region, start, width * IN_USE[table]))
+        self.kept.append(Kept.of(self.owner.members, 0, 4096 + 16 * 128))
+        self.headers = [Kept.of(source.region, 0, 128) for source in self.sources]
+
+    def put_back(self) -> None:
+        """All tables as they were made. What was written elsewhere stays until `begin`."""
+        for kept in self.kept:
+            kept.put_back()
+        for header in self.headers:
+            header.put_back()
+
+    def begin(self) -> None:
+        """A fresh reader over tables as they were made, and nothing beyond them."""
+        base, end = self.owner.region.base, 0
+        for kept in self.kept[:-1]:
+            begin = kept.address - base
+            if begin > end:
+                _libc.fallocate(self.owner.fd, PUNCH, end, begin - end)
+            end = -(-(begin + len(kept.bytes)) // 4096) * 4096
+        _libc.fallocate(self.owner.fd, PUNCH, end, _layout.DIRECTORY_SIZE - end)
+        self.put_back()
+        self.handle = self.new_handle()                     # the old one's mappings go
+        guards.offer_holes(len(self.sources), self.sources[0].region.nbytes)
+
+    def has_good_headers(self) -> bool:
+        """Magic, version, fingerprint and lengths of all three kinds of file: those of the segments as they stand."""
+        return (all(header.is_unchanged(32) for header in self.headers)
+                and not _members.header_fault(self.owner.members, "members")
+                and not _members.header_fault(self.owner.region, "directory", self.owner.incarnation))
+
+    def new_handle(self) -> LinkHandle:
+        """A reader that has mapped nothing yet."""
+        return LinkHandle(self.owner.region, self.owner.members, memory.NO_LIFE_FILE, self.record,
+                          f"{segment.SHM_DIR}/{self.prefix}".encode())
+

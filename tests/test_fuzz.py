@@ -1,0 +1,87 @@
+"""Tables and headers from an enemy, a short run of it: `make fuzz` is the long one. Scaled by SHMKV_ROUNDS.
+
+Under AddressSanitizer and UndefinedBehaviorSanitizer, with pages that fault around whatever is mapped.
+"""
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import builds
+import pytest
+from fuzz import flips, mutants, run
+
+SEED = 1
+ENDS_BY_FAULT = "Segmentation fault", "AddressSanitizer", "runtime error", "were written by", "ended with"
+OUTSIDE = """
+import ctypes, sys
+from fuzz import guards
+region = guards.memory(5000)
+region.clear(0, 5000)
+at = region.base + int(sys.argv[1])
+print("inside", flush=True)
+print("read", ctypes.c_ubyte.from_address(at).value)
+"""
+
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")]
+
+
+def counted(outcome: run.Outcome) -> dict[str, Any]:
+    """The counts of a run without any fault."""
+    assert not outcome.fault, outcome.fault
+    assert outcome.counts is not None
+    return outcome.counts
+
+
+@pytest.mark.parametrize(("offset", "reached"), [(0, True), (8191, True), (-1, False), (8192, False)])
+def test_memory_of_the_fuzzer_ends_at_pages_that_fault(offset: int, reached: bool) -> None:
+    folder = builds.build("address")
+    done = subprocess.run([sys.executable, "-c", OUTSIDE, str(offset)], cwd=folder, env=run.environment(folder), text=True,
+                          capture_output=True, timeout=60)
+    assert done.stdout.startswith("inside")
+    assert ("read 0" in done.stdout, done.returncode == 0) == (reached, reached)
+
+
+def test_no_input_gets_outside_or_hangs(rounds: Callable[[int], int]) -> None:
+    wanted = rounds(50_000)
+    counts = counted(run.run(SEED, 0, wanted))
+    assert counts["inputs"] == wanted
+    assert counts["good_headers"] >= 0.3 * wanted, "pass magic, version, fingerprint and lengths"
+    assert counts["copies"] >= 0.05 * wanted, "reach a copy"
+    assert counts["guarded"] >= 0.9 * counts["mapped"] > 0, "a read beyond a segment faults"
+    assert counts["owner_inputs"] >= 0.1 * wanted
+
+
+def test_a_word_that_changes_after_each_load_changes_nothing(rounds: Callable[[int], int]) -> None:
+    wanted = rounds(6400)
+    counts = counted(run.run(SEED, 0, wanted, flipping=True))
+    assert counts["inputs"] == wanted
+    assert counts["flips"] > 100 * wanted
+    assert counts["copies"] >= 0.05 * wanted
+
+
+def test_a_peer_that_rewrites_tables_during_pulls(rounds: Callable[[int], int]) -> None:
+    counts = counted(run.live(SEED, rounds(5)))
+    assert counts["flips"] > 10_000, "the other process wrote all the time"
+    assert counts["copies"] > 100
+    assert counts["owner_inputs"] > 100
+
+
+def test_an_unchecked_number_is_found_and_its_input_made_again() -> None:
+    name = "tensor-beyond-segment"
+    folder = builds.build_edited("address", f"unchecked-{name}", mutants.UNCHECKED[name])
+    found = run.run(SEED, 0, 50_000, folder=folder)
+    assert any(sign in found.fault for sign in ENDS_BY_FAULT)
+    number = int(found.fault.split()[1])
+    again = run.run(SEED, number, number + 1, folder=folder)
+    assert again.fault.splitlines()[0] == found.fault.splitlines()[0]
+
+
+def test_a_second_read_after_the_check_is_found() -> None:
+    name = "slot-of-side"
+    folder = builds.build_edited("address", f"twice-{name}", [*flips.edits(), *mutants.READ_TWICE[name]], start=flips.build())
+    found = run.run(SEED, 0, 12_800, flipping=True, folder=folder)
+    assert any(sign in found.fault for sign in ENDS_BY_FAULT)
