@@ -119,6 +119,12 @@ class Cluster:
             raise LLMException(f"cluster {self.cluster_id} left namespace {self.settings.namespace!r}, but not everything could be "
                                f"given back: {error}") from error
 
+    def refuse(self) -> None:
+        """Nobody gets in any more: from now on calls say that the cluster was finalized."""
+        if not self.is_closed:
+            with self.lock:
+                self.is_closed = True
+
     def _close(self) -> None:
         if self._has_left:
             self.is_closed = True
@@ -126,9 +132,7 @@ class Cluster:
         if self.is_forked:
             self.is_closed = self._has_left = True
             return
-        if not self.is_closed:
-            with self.lock:
-                self.is_closed = True           # nobody gets in any more
+        self.refuse()
         try:
             if hasattr(self, "caches"):
                 self.directory.close()

@@ -97,6 +97,7 @@ class LLMDataDist(Uncopyable):
                                status_code=LLMStatusCode.LLM_LINK_BUSY)
         try:
             if not cluster.is_forked:
+                cluster.refuse()        # before the links go: a pull of another thread is not told "not linked"
                 links.close()
         finally:
             cluster.close()
