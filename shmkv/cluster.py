@@ -109,6 +109,12 @@ class Cluster:
         with self.lock:
             self.is_closed = True
 
+    def shut(self) -> None:
+        """Nobody gets in any more, not even who waits for the owner's lock by now."""
+        if not self._is_shut:
+            with self.lock:
+                self.is_closed = self._is_shut = True
+
     def set_role(self, role: LLMRole) -> None:
         """Change the role that linkers ask for; caches and keys stay."""
         self.role = role
@@ -133,9 +139,7 @@ class Cluster:
         if self.is_forked:
             self.is_closed = self._has_left = True
             return
-        if not self._is_shut:
-            with self.lock:
-                self.is_closed = self._is_shut = True       # nobody gets in any more
+        self.shut()
         try:
             if hasattr(self, "caches"):
                 self.directory.close()

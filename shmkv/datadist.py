@@ -113,6 +113,7 @@ class LLMDataDist(Uncopyable):
             watch.close()
         try:
             if not cluster.is_forked:
+                cluster.shut()        # before the links go: a pull of another thread is not told "not linked"
                 links.close()
         finally:
             cluster.close()

@@ -32,6 +32,8 @@ def pull(cluster: Cluster, links: Links, key: PullKey, dst: LocalCache, desc: Ca
         status = _pull_own(cluster, key, dst, select, consumes)
     else:
         status = _pull.check(dst, select) or _link.ENDED
+    if status == _link.ENDED:
+        cluster.check_usable()          # ended by our own finalize?
     if status:
         raise pull_failure(status, cluster, links, key, desc, select)
 

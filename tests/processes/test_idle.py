@@ -102,7 +102,8 @@ def test_a_waiter_wakes_up_seldom(prompt: StartPeer, decoder: StartPeer, window_
     assert 0 < count <= WAKE_UPS_A_SECOND * seconds
     p.cont()
     p.call("execute", code="agent.word.release()")
-    assert d.receive().outcome == SUCCESS
+    answer = d.receive()
+    assert answer.outcome == SUCCESS, answer.text
 
 
 def test_who_waits_for_a_cluster_wakes_up_seldom(decoder: StartPeer, prompt: StartPeer, window_s: float) -> None:
