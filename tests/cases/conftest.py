@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from agent_code import enter_private_shm, join_private_shm
 from interposed import Interposer
 from peer import Namespace, Peer
 
-SOURCE = Path(__file__).with_name("scripts") / "interpose.c"
+SOURCES = Path(__file__).with_name("scripts")
 
 
 @pytest.fixture
@@ -25,14 +26,27 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
 
 
 @pytest.fixture(scope="session")
-def interposer_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library that writes down calls and makes some of them fail, compiled once."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("needs a C compiler")
-    made = tmp_path_factory.mktemp("interpose") / "interpose.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(made), str(SOURCE), "-ldl"], check=True)
+def preload(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """preload("interpose"): scripts/interpose.c as a library that is loaded before libc, compiled once."""
+    folder = tmp_path_factory.mktemp("preload")
+
+    @lru_cache
+    def made(name: str) -> Path:
+        compiler = shutil.which("cc")
+        if compiler is None:
+            pytest.skip("needs a C compiler")
+        library = folder / f"{name}.so"
+        source = SOURCES / f"{name}.c"
+        subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"], check=True, timeout=60)
+        return library
+
     return made
+
+
+@pytest.fixture(scope="session")
+def interposer_library(preload: Callable[[str], Path]) -> Path:
+    """The library that writes down calls and makes some of them fail."""
+    return preload("interpose")
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from peer import SHM, Namespace
@@ -57,6 +59,15 @@ def reader_slot(found: SharedFile, cluster_id: int) -> int:
     slots = range(found.get("DirectoryHeader", "links_reserved"))
     return next(slot for slot in slots if found.get("LinkRecord", "state", slot) & 0xFF == 1
                 and found.reader("cluster_id", slot) == cluster_id)
+
+
+@contextmanager
+def held_by_owner(namespace: Namespace, cluster_id: int = 1) -> Iterator[None]:
+    """The lock of the first link to a cluster is held by that cluster."""
+    with SharedFile(directory_of(namespace, cluster_id)) as found:
+        found.put("LinkRecord", "word", LINK_HELD_BY_OWNER)
+        yield
+        found.put("LinkRecord", "word", 0)
 
 
 def directories(namespace: Namespace) -> list[str]:

@@ -3,9 +3,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import stat
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ from reference import SUCCESS, geometry, pattern
 from shared_bytes import LINK_HELD_BY_OWNER, SharedFile, directory_of, segments_of
 
 pytestmark = pytest.mark.timeout(120)
-SOURCE = Path(__file__).with_name("scripts") / "shift_clock.c"
 ROWS = geometry(4, [2, 8], 2)
 TIMED_OUT = "LLM_WAIT_PROCESS_TIMEOUT"
 T_MS = 20000
@@ -185,16 +182,6 @@ def test_a_process_whose_clock_is_elsewhere(namespace: Namespace, prompt: StartP
     d.call("finalize")
 
 
-@pytest.fixture(scope="module")
-def shift_clock(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("needs a C compiler")
-    made = tmp_path_factory.mktemp("clock") / "shift_clock.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(made), str(SOURCE), "-ldl"], check=True, timeout=60)
-    return made
-
-
 _JUMPING = """
 import ctypes, threading, time
 jump = ctypes.CDLL(None).shift_clock_to
@@ -210,9 +197,9 @@ agent.thread.start()
 """
 
 
-def test_a_wall_clock_that_jumps(namespace: Namespace, shift_clock: Path, rounds: Callable[[int], int]) -> None:
+def test_a_wall_clock_that_jumps(namespace: Namespace, preload: Callable[[str], Path], rounds: Callable[[int], int]) -> None:
     """CLOCK_REALTIME goes days ahead and back, every 2 ms, in both processes: nothing here is decided by it."""
-    variables = {"LD_PRELOAD": str(shift_clock)}
+    variables = {"LD_PRELOAD": str(preload("shift_clock"))}
     p, d = namespace.start(variables), namespace.start(variables)
     assert (_init(p, "PROMPT", 1), _init(d, "DECODER", 2, 500)) == (SUCCESS, SUCCESS)
     assert d.call("link", ids=[1]) == [SUCCESS, [SUCCESS]]

@@ -1,14 +1,13 @@
 """Field case FR-066: signals in the wait for a held lock and in a long copy, in reserving memory, in a handler."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from peer import Namespace, Peer, StartPeer, by_id
 from reference import SUCCESS
-from shared_bytes import LINK_HELD_BY_OWNER, SharedFile, directory_of
+from shared_bytes import SharedFile, directory_of, held_by_owner
 
 pytestmark = pytest.mark.timeout(120)
 BIG: dict[str, Any] = {"num_tensors": 4, "shape": [1, 64 << 20], "dtype": "DT_INT8"}
@@ -66,15 +65,6 @@ def ticking(call):
 """
 
 
-@contextmanager
-def _held(namespace: Namespace) -> Iterator[None]:
-    """The link lock of P's first link is held by P."""
-    with SharedFile(directory_of(namespace, 1)) as found:
-        found.put("LinkRecord", "word", LINK_HELD_BY_OWNER)
-        yield
-        found.put("LinkRecord", "word", 0)
-
-
 def _pair(prompt: StartPeer, decoder: StartPeer, timeout: int = T_MS, **shape: Any) -> tuple[Peer, Peer]:
     p, d = prompt(1), decoder(2, sync_kv_timeout=timeout)
     p.call("allocate", name="kv", **shape)
@@ -88,7 +78,7 @@ def _pair(prompt: StartPeer, decoder: StartPeer, timeout: int = T_MS, **shape: A
 def test_fr_066_interrupt_of_a_wait(namespace: Namespace, prompt: StartPeer, decoder: StartPeer,
                                     rounds: Callable[[int], int], delay: float) -> None:
     _, d = _pair(prompt, decoder)
-    with _held(namespace):
+    with held_by_owner(namespace):
         code = f"{_INTERRUPTED}\nresult = [once({delay}) for _ in range({rounds(10)})]"
         ended = d.call("execute", code=code)
     outcomes = {outcome for outcome, _ in ended}
@@ -103,7 +93,7 @@ def test_fr_066_interrupt_of_a_wait(namespace: Namespace, prompt: StartPeer, dec
 def test_fr_066_interrupt_that_another_thread_caught(namespace: Namespace, prompt: StartPeer, decoder: StartPeer) -> None:
     """The system call of the waiting thread is not interrupted then; nor is it when a signal comes between two of them."""
     _, d = _pair(prompt, decoder)
-    with _held(namespace):
+    with held_by_owner(namespace):
         (outcome, seconds), = d.call("execute", code=f"{_INTERRUPTED}\nresult = [once(0.05, to_other_thread)]")
     assert outcome == "interrupted", "the first Ctrl-C is not lost"
     assert seconds < 20, "nor does it wait for the timeout"
@@ -130,7 +120,7 @@ def test_fr_066_handlers_run_and_the_wait_keeps_its_deadline(namespace: Namespac
                                                              decoder: StartPeer) -> None:
     _, d = _pair(prompt, decoder, timeout=600)
     pull = "lambda: agent.dist.kv_cache_manager.pull_cache(shmkv.CacheKeyByIdAndIndex(1, 1), agent.caches['kv'])"
-    with _held(namespace):
+    with held_by_owner(namespace):
         outcome, ticks, ms = d.call("execute", code=f"{_TICKING}\nresult = ticking({pull})")
     assert outcome == "LLM_WAIT_PROCESS_TIMEOUT", "the wait goes on to its end"
     assert ms >= 600, "with its first deadline, not before"
@@ -184,7 +174,7 @@ result = said
 def test_fr_066_calls_from_a_handler_that_interrupted_a_wait(namespace: Namespace, prompt: StartPeer,
                                                              decoder: StartPeer) -> None:
     _, d = _pair(prompt, decoder, timeout=400)
-    with _held(namespace):
+    with held_by_owner(namespace):
         said = d.call("execute", code=_FROM_A_HANDLER)
     assert said == ["LLM_LINK_BUSY"] * 3 + ["LLM_WAIT_PROCESS_TIMEOUT"], "busy, never a deadlock"
     assert d.outcome("pull", key=by_id(1, 1), name="kv") == SUCCESS, "and nothing was lost"

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -22,7 +21,6 @@ from shmkv._futex import LockWord
 from shmkv._mapping import Region
 
 pytestmark = pytest.mark.timeout(120)
-SOURCE = Path(__file__).with_name("scripts") / "futex_stop.c"
 TIMED_OUT, FINALIZED = "LLM_WAIT_PROCESS_TIMEOUT", "LLM_ENGINE_FINALIZED"
 ROWS = geometry(4, [2, 8], 2)
 OFFERED_TO_READER, WAITED_FOR = 4, 0x80000000
@@ -109,14 +107,10 @@ def test_fr_062_a_leftover_whose_pid_lives_again(namespace: Namespace, prompt: S
             other.kill()
 
 
-@pytest.fixture(scope="module")
-def futex_stop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("needs a C compiler")
-    made = tmp_path_factory.mktemp("futex") / "futex_stop.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(made), str(SOURCE), "-ldl"], check=True, timeout=60)
-    return made
+@pytest.fixture
+def futex_stop(preload: Callable[[str], Path]) -> str:
+    """Stops or kills a process right before its first futex call on shared memory."""
+    return str(preload("futex_stop"))
 
 
 _WAITER = """
@@ -135,7 +129,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("times", [1, 2, 2**16])
-def test_fr_068_a_release_between_the_look_and_the_sleep(tmp_path: Path, futex_stop: Path, times: int) -> None:
+def test_fr_068_a_release_between_the_look_and_the_sleep(tmp_path: Path, futex_stop: str, times: int) -> None:
     """The kernel compares the very word that was read, so the wait does not begin; there is no counter that could come round."""
     path = tmp_path / "word"
     path.touch(0o600)
@@ -143,7 +137,7 @@ def test_fr_068_a_release_between_the_look_and_the_sleep(tmp_path: Path, futex_s
     region = Region.attach(str(path), writable=True)
     lock = LockWord(region, region.base, 0)
     assert lock.acquire(0)
-    preload = {**os.environ, "LD_PRELOAD": str(futex_stop), "FUTEX_AT": "wait"}
+    preload = {**os.environ, "LD_PRELOAD": futex_stop, "FUTEX_AT": "wait"}
     with Script(_WAITER, path, env=preload) as waiter:
         assert waiter.hear() == "asks"
         until(lambda: _is_stopped(waiter.pid))
@@ -177,10 +171,10 @@ _FILL_WITH = "agent.caches['next'].tensors[0].numpy().view(np.int32)[...] = {pid
 _OTHERS = "result = int((agent.caches['next'].tensors[0].numpy().view(np.int32) != {pid}).sum())"
 
 
-def test_fr_069_death_in_a_release_writes_into_nothing(namespace: Namespace, prompt: StartPeer, futex_stop: Path,
+def test_fr_069_death_in_a_release_writes_into_nothing(namespace: Namespace, prompt: StartPeer, futex_stop: str,
                                                        rounds: Callable[[int], int]) -> None:
     """D dies after it gave the word back and before it woke the other side; P uses the memory that D had mapped for other data."""
-    p, nursery = prompt(1), namespace.start(env={"LD_PRELOAD": str(futex_stop), "FUTEX_AT": "wake"})
+    p, nursery = prompt(1), namespace.start(env={"LD_PRELOAD": futex_stop, "FUTEX_AT": "wake"})
     namespace.somebody_died = True
     shape = {"num_tensors": 1, "shape": [1, 1 << 16], "dtype": "DT_INT8"}
     for _ in range(rounds(40)):

@@ -6,14 +6,12 @@ held.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from peer import SHM, Namespace, Peer, StartPeer, by_id
 from reference import SUCCESS
 from scripts import Script
-from shared_bytes import LINK_HELD_BY_OWNER, SharedFile, directory_of
+from shared_bytes import directory_of, held_by_owner
 
 pytestmark = pytest.mark.timeout(120)
 T_MS = 20000
@@ -60,15 +58,6 @@ def _pair(prompt: StartPeer, decoder: StartPeer, timeout: int = T_MS) -> tuple[P
     return p, d
 
 
-@contextmanager
-def _held(namespace: Namespace) -> Iterator[None]:
-    """The link's lock is held by P."""
-    with SharedFile(directory_of(namespace, 1)) as found:
-        found.put("LinkRecord", "word", LINK_HELD_BY_OWNER)
-        yield
-        found.put("LinkRecord", "word", 0)
-
-
 _BEHIND_A_THREAD = """
 first = []
 def in_front():
@@ -86,7 +75,7 @@ def test_a_signal_in_the_queue_of_threads(namespace: Namespace, prompt: StartPee
                                           timeout: int) -> None:
     """A thread of the process waits for the word, the main thread stands behind it."""
     _, d = _pair(prompt, decoder, timeout)
-    with _held(namespace):
+    with held_by_owner(namespace):
         code = _SIGNALS.replace("finally:\n        signal.setitimer(signal.ITIMER_REAL, 0)",
                                 "finally:\n        if threading.current_thread() is threading.main_thread():\n"
                                 "            signal.setitimer(signal.ITIMER_REAL, 0)")
