@@ -12,7 +12,7 @@ from shmkv.types import CacheDesc, Placement
 
 
 def check_allocation(cache_desc: CacheDesc, publish: bool, zero: bool,
-                     no_memory: Callable[[str, BaseException], LLMException]) -> CacheLayout:
+                     no_memory: Callable[[str, MemoryError], LLMException]) -> CacheLayout:
     """What every allocation asks for; `no_memory` makes the exception when this process has no memory left."""
     check_bool("publish", publish)
     check_bool("zero", zero)
