@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 SOURCES := $(wildcard shmkv/*.pyx shmkv/*.pxd shmkv/*.h)
 
-.PHONY: demo test torture lint bench bench-peers demo-llm test-llm clean same-python
+.PHONY: demo test lint torture fuzz mutants bench bench-peers demo-llm test-llm clean same-python
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.built
@@ -25,6 +25,16 @@ lint: $(VENV)/.with-lint $(VENV)/.with-test
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy --strict
 	@PATH="$(BIN):$$PATH" cython-lint $(wildcard shmkv/*.pyx shmkv/*.pxd)
+
+# How many inputs, and from which seed: make fuzz INPUTS=50000 SEED=2. One that failed: tests$$ python -m fuzz --seed S --only N
+INPUTS ?= 1000000
+SEED ?= 1
+LIVE_S ?= 60
+
+fuzz: $(VENV)/.with-test
+	@cd tests && ../$(BIN)/python -m fuzz --inputs $(INPUTS) --seed $(SEED)
+	@cd tests && ../$(BIN)/python -m fuzz --flips --inputs $$(($(INPUTS) / 10)) --seed $(SEED)
+	@cd tests && ../$(BIN)/python -m fuzz --live $(LIVE_S) --seed $(SEED)
 
 bench: $(VENV)/.with-test $(VENV)/.with-bench
 	@$(BIN)/python -m pytest bench/
