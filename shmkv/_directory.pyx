@@ -163,6 +163,7 @@ cdef class Directory:
         cdef OwnRecord own = self.own[slot]
         self.index.remove(id_hash(own.cache_id), own.first_row)
         exchange64_seq(&cache_at(self.base, slot).word, make_word(own.generation, CACHE_FREE))
+        fence_release()             # the word before the first byte of the next cache: a reader's last look needs it
         self.own[slot].generation = 0
         self.owners.pop(slot, None)
         self.tables.give((slot, own.first_tensor, own.first_row, own.first_coverage),
@@ -261,6 +262,7 @@ cdef class Directory:
         self.end_key(slot, batch_index, ROW_REMOVED)
         exchange32_seq(&row.progress, 0)
         exchange64_seq(&row.word, make_word(word_generation(row.word) + 1, ROW_UNBOUND))
+        fence_release()             # the word before the next bytes of the row, which come with plain stores
         self.key_changed()
 
     def remove(self, uint32_t slot, uint32_t batch_index):
