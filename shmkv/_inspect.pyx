@@ -7,7 +7,7 @@ becomes the text of a fault. The caller has checked the directory's header (`_me
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from shmkv._futex cimport WORD_FREE, WORD_HELD, WORD_OFFERED, WORD_WAITERS, load32_acquire, load64_seq
+from shmkv._futex cimport WORD_FREE, WORD_HELD, WORD_OFFERED, WORD_WAITERS, fence_acquire, load32_acquire, load64_seq
 from shmkv._layout cimport (
     CACHE_BLOCKS,
     CACHE_CONTIGUOUS,
@@ -79,6 +79,7 @@ cdef uint64_t copy_cache(char* base, uint32_t slot, CacheRecord* copy) noexcept 
     cdef int _tried
     for _tried in range(TRIES):
         memcpy(copy, shared, sizeof(CacheRecord))
+        fence_acquire()             # the copy before the second look
         if load64_seq(&shared.word) == word:
             break
         word = load64_seq(&shared.word)
