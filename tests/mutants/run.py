@@ -2,12 +2,14 @@
 
     make mutants            all of `seeded.py`: a table on the screen, build/mutants.json with every verdict
     python tests/mutants/run.py _plan.pyx _futex.pyx    those of some files
+    python tests/mutants/run.py --go-on                 what an earlier run, that was ended, has not judged yet
 
 A mutant is killed when a test fails, crashes or does not end in time. Its module's own tests come first, then the processes of
 the contract, then the cases of the field. A mutant that does not compile is a fault of `seeded.py`.
 """
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -59,7 +61,7 @@ def judge(edit: builds.Edit) -> Verdict:
     killed_by = ""
     for tests in (OWN[edit.file], *LATER):
         killed_by = killed_by or _first_failure(folder, tests)
-    return Verdict(edit.file, edit.old.strip(), edit.new.strip(), killed_by, round(time.monotonic() - begin, 1))
+    return Verdict(edit.file, edit.old.strip(), edit.new.strip(), killed_by.replace("../", ""), round(time.monotonic() - begin, 1))
 
 
 def _first_failure(folder: Path, tests: list[str]) -> str:
@@ -82,12 +84,20 @@ def _first_failure(folder: Path, tests: list[str]) -> str:
     return named[0] if named else f"the run ended with {run.returncode}"
 
 
-def main(files: list[str]) -> int:
-    chosen = [edit for edit in MUTANTS if not files or edit.file in files]
-    folder = builds.build("plain")
-    failed = _first_failure(folder, sorted({name for edit in chosen for name in OWN[edit.file]}))
-    assert not failed, f"fails without a mutant: {failed}"
-    verdicts = []
+def _judged() -> list[Verdict]:
+    return [Verdict(**verdict) for verdict in json.loads(RESULTS.read_text())] if RESULTS.exists() else []
+
+
+def main(arguments: list[str]) -> int:
+    files = [argument for argument in arguments if argument != "--go-on"]
+    verdicts = _judged() if len(files) < len(arguments) else []
+    done = {(verdict.file, verdict.old, verdict.new) for verdict in verdicts}
+    chosen = [edit for edit in MUTANTS if (not files or edit.file in files)
+              and (edit.file, edit.old.strip(), edit.new.strip()) not in done]
+    builds.build = functools.cache(builds.build)            # it does not change during a run
+    if not verdicts:
+        failed = _first_failure(builds.build("plain"), sorted({name for edit in chosen for name in OWN[edit.file]}))
+        assert not failed, f"fails without a mutant: {failed}"
     for number, edit in enumerate(chosen, 1):
         verdict = judge(edit)
         verdicts.append(verdict)
