@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 SOURCES := $(wildcard shmkv/*.pyx shmkv/*.pxd shmkv/*.h)
 
-.PHONY: demo test lint bench bench-peers demo-llm test-llm clean same-python
+.PHONY: demo test lint bench bench-peers mutants demo-llm test-llm clean same-python
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.built
@@ -29,6 +29,10 @@ bench: $(VENV)/.with-test $(VENV)/.with-bench
 # Whatever of these is installed in .venv is measured; the others say why they are not.
 bench-peers: $(VENV)/.with-test
 	@$(BIN)/python -m pytest bench/peers/peer_*.py
+
+# Seeded mistakes in the sources, one at a time, each against the tests. Takes an hour or more; --go-on takes it up again.
+mutants: $(VENV)/.with-test
+	@$(BIN)/python tests/mutants/run.py
 
 demo-llm: $(VENV)/.with-model
 	@HF_HUB_OFFLINE=1 $(BIN)/python examples/smollm2.py
