@@ -44,6 +44,10 @@ bench: $(VENV)/.with-test $(VENV)/.with-bench
 bench-peers: $(VENV)/.with-test
 	@$(BIN)/python -m pytest bench/peers/peer_*.py
 
+# Seeded mistakes in the sources, one at a time, each against the tests. Takes an hour or more; --go-on takes it up again.
+mutants: $(VENV)/.with-test
+	@$(BIN)/python tests/mutants/run.py
+
 demo-llm: $(VENV)/.with-model
 	@HF_HUB_OFFLINE=1 $(BIN)/python examples/smollm2.py
 

@@ -180,6 +180,7 @@ cdef class Directory:
         crash_point(b"freeing")
         exchange64_seq(&cache_at(self.base, slot).word, make_word(own.generation, CACHE_FREE))
         crash_point(b"freed")
+        fence_release()             # the word before the first byte of the next cache: a reader's last look needs it
         self.own[slot].generation = 0
         self.owners.pop(slot, None)
         self.tables.give((slot, own.first_tensor, own.first_row, own.first_coverage),
@@ -271,6 +272,7 @@ cdef class Directory:
         exchange32_seq(&row.progress, 0)
         crash_point(b"unbinding")
         exchange64_seq(&row.word, make_word(word_generation(load64_relaxed(&row.word)) + 1, ROW_UNBOUND))
+        fence_release()             # the word before the next bytes of the row, which come with plain stores
         self.key_changed()
 
     def remove(self, uint32_t slot, uint32_t batch_index):

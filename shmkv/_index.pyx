@@ -8,8 +8,10 @@ from shmkv._crash cimport crash_point
 from shmkv._futex cimport (
     clear_words,
     exchange64_seq,
+    fence_release,
     load32_acquire,
     load32_relaxed,
+    load32_seq,
     load64_relaxed,
     load_words,
     store64_relaxed,
@@ -100,6 +102,7 @@ cdef class KeyIndex:
             raise MemoryError(f"the key index is at its maximum of {1 << INDEX_LOG2_MAX} entries")
         self.reserve(index_part_offset(next_log2, part ^ 1), 8 << next_log2)
         entries = index_part(self.base, next_log2, part ^ 1)
+        fence_release()             # the switch away from this part before its first entry changes: whoever is in it looks again
         clear_words(entries, 8 << next_log2)
         self.refill(index_part(self.base, log2, part), log2, entries, next_log2)
         self.word = ((self.word >> 16) + 1) << 16 | (part ^ 1) << 8 | next_log2
@@ -143,7 +146,8 @@ cdef class KeyIndex:
         cdef LinkRecord* link
         for slot in range(count):
             link = link_at(self.base, slot)
-            if load32_acquire(&link.word) and side_lives(&link.sides[SIDE_INITIATOR], life_fd, members.address):
+            # seq_cst, as the switch of the index word before it and a reader's take of the word: one of the two sees the other.
+            if load32_seq(&link.word) and side_lives(&link.sides[SIDE_INITIATOR], life_fd, members.address):
                 return True
         return False
 

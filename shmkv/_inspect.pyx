@@ -88,7 +88,7 @@ cdef uint64_t copy_cache(char* base, uint32_t slot, CacheRecord* copy) noexcept 
     cdef int _tried
     for _tried in range(TRIES):
         load_words(copy, shared, sizeof(CacheRecord))
-        fence_acquire()
+        fence_acquire()             # the copy before the second look
         if load64_seq(&shared.word) == word:
             break
         word = load64_seq(&shared.word)

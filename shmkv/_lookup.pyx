@@ -6,7 +6,7 @@ A miss is final only if the index word is the same before and after.
 """
 from shmkv._crash cimport crash_point
 from shmkv._futex cimport (
-    add32_relaxed,
+    add32_seq,
     exchange64_seq,
     fence_acquire,
     load32_acquire,
@@ -296,7 +296,7 @@ cdef bint consume(FoundRow* found) noexcept nogil:
     if not swap64_seq(&found.row.word, found.row_word, make_word(word_generation(found.row_word), ROW_CONSUMED)):
         return False
     crash_point(b"consumed")
-    add32_relaxed(&found.cache.consumed, 1)
+    add32_seq(&found.cache.consumed, 1)         # after the swap: who sees the count finds the row consumed
     return True
 
 

@@ -2,12 +2,14 @@
 
 A model is a start state, a function that names the steps possible in a state, and promises that must hold in
 every state that can be reached. States are immutable and hashable; one step is one access to shared memory,
-one system call, or one failure of a process. Memory is sequentially consistent here: what the code does with
-weaker orders has to be argued where it does it, except where a model delays a store.
+one system call, or one failure of a process. Memory is sequentially consistent here, except where a model
+delays a store; which order each access of the code needs to make that true says `weak_memory`.
 
 Sub-models: `model_lock` (the two-sided word), `model_link` (the life and re-use of a link's slot),
 `model_cache` (hazard, retire, recycle), `model_rows` (coverage, consume), `model_members` (join, sweep,
-leave). The code uses their names for states and transitions.
+leave), `model_segments` (a cache's file, and mappings of it), `model_publish` (progress and its waiters),
+`model_index` (keys found while the index changes). The code uses their names for states and transitions.
+`model_points` says which step stands for which point of the crash matrix.
 """
 
 from __future__ import annotations

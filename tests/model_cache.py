@@ -32,6 +32,7 @@ class Memory(NamedTuple):
     hazards: tuple[int, ...] = (0, 0)
     delayed: tuple[int, ...] = (0, 0)  # hazard stores that others cannot see yet
     owner: str = "keep"
+    owner_lives: bool = True
     scanned: int = 0
     readers: tuple[Reader, ...] = ()
 
@@ -68,12 +69,14 @@ class HazardModel:
         return (_success_read_one_tenant, _hazard_keeps_tenant)
 
     def all_recycled(self, memory: Memory) -> bool:
-        """The owner got through: the last generation is in the memory."""
-        return memory.tenant == self.last
+        """The owner got through, or died: the last generation is in the memory."""
+        return memory.tenant == self.last or not memory.owner_lives
 
     def steps(self, memory: Memory) -> Moves:
-        for what, after in getattr(self, "_owner_" + memory.owner)(memory):
-            yield f"owner: {what}", after
+        if memory.owner_lives:
+            for what, after in getattr(self, "_owner_" + memory.owner)(memory):
+                yield f"owner: {what}", after
+            yield f"{FAULT}owner crashes", memory._replace(owner_lives=False)
         for index, reader in enumerate(memory.readers):
             if not reader.runs or reader.pc in ("success", "not_exist"):
                 continue

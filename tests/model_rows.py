@@ -33,6 +33,7 @@ class Row(NamedTuple):
     state: tuple[int, str] = (1, "LIVE")
     coverage: tuple[tuple[int, int], ...] = ()  # words of (generation, bits)
     owner: str = "call"
+    owner_lives: bool = True
     step: int = 0
     found: int = 0  # generation of the row that is being reaped
     pullers: tuple[Puller, ...] = ()
@@ -71,8 +72,10 @@ class CoverageModel:
         return (_ends_once, _consumed_means_copied, self.covered_is_consumed)
 
     def steps(self, row: Row) -> Moves:
-        for what, after in getattr(self, "_owner_" + row.owner)(row):
-            yield f"owner: {what}", after
+        if row.owner_lives:
+            for what, after in getattr(self, "_owner_" + row.owner)(row):
+                yield f"owner: {what}", after
+            yield f"{FAULT}owner crashes", row._replace(owner_lives=False)
         for index, puller in enumerate(row.pullers):
             if puller.alive and puller.pc != "done":
                 for what, after in getattr(self, "_" + puller.pc)(row, index):

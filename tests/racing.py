@@ -184,9 +184,9 @@ class Arena:
         """Others link, look and go while pulls run."""
         while not self.over.is_set():
             record = self.owner.claim(4, 0xE5, 5)
-            assert _link_record.read(self.owner.region, record)["sides"]
+            serial = _link_record.read(self.owner.region, record)["serial"]
             _link_record.dead_initiators(self.owner.region, NO_LIFE_FILE, self.owner.members)
-            assert _acceptor.remove(self.owner.region, record, NO_LIFE_FILE, self.owner.members, 1000, False)
+            assert _acceptor.remove(self.owner.region, record, serial, NO_LIFE_FILE, self.owner.members, 1000, False)
             _link_record.abandon(self.owner.region, record)
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-HEADER_DIR = ROOT / "shmkv"
-PROGRAM = ROOT / "tests" / "c" / "kernels_test.c"
+import shmkv
+
+HEADER_DIR = Path(shmkv.__file__).resolve().parent
+PROGRAM = Path(__file__).resolve().parent / "c" / "kernels_test.c"
 COMPILER = shutil.which(os.environ.get("CC", "cc"))
 WARNINGS = ["-std=c11", "-Wall", "-Wextra", "-Werror"]
 FORMS = {"ordinary", "streaming"}

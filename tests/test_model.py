@@ -5,17 +5,22 @@ A model that finds nothing proves nothing by itself; so each promise is also sho
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from typing import Any
 
 import pytest
 from model import FAULT, Model, Violation, check, explore
 from model_cache import HazardModel
+from model_index import IndexModel, probes_are_over
 from model_link import A, B, C, LinkModel, slot_serves
 from model_lock import LockModel, calls_are_over, holder_is_stopped
 from model_members import SWEEPER, Member, MembersModel, all_have_ended
+from model_points import MODELS, POINTS
+from model_publish import PublishModel, reader_has_ended
 from model_rows import CoverageModel
+from model_segments import SegmentsModel, names_are_gone
 
 CRASH = frozenset({"crashes"})
 CRASH_OR_STOP = frozenset({"crashes", "stops"})
@@ -103,6 +108,59 @@ def test_members_and_their_segments_stand_until_they_leave(processes: tuple[Memb
     assert any(state.life == 0 and state.inodes == 2 for state in explored.states)
 
 
+def test_segment_is_whole_when_it_is_published_and_gone_when_its_owner_is_swept() -> None:
+    explored = check(SegmentsModel())
+    explored.assert_always_reaches(names_are_gone, "the end of a dead owner's names")
+    assert any(not state.alive and state.reader.pc == "copy" for state in explored.states)
+    assert any(state.reader.checked == (1, 2) for state in explored.states)
+
+
+@pytest.mark.parametrize("prompt", [True, False])
+def test_who_waits_for_a_tensor_is_woken_or_finds_its_owner_dead(prompt: bool) -> None:
+    explored = check(PublishModel(prompt=prompt))
+    explored.assert_always_reaches(reader_has_ended, "the end of the wait")
+    assert any(state.reader == "gone" for state in explored.states)
+    assert any(state.woken for state in explored.states)
+
+
+def test_living_key_is_found_while_the_index_grows_and_its_owner_may_die() -> None:
+    explored = check(IndexModel())
+    explored.assert_always_reaches(probes_are_over, "the end of the probes")
+    assert any(state.version == 2 and state.seen == 0 for state in explored.states)
+
+
+def _not_found(model: Model[Any], wanted: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Which of these (who, step) do not occur with a death of the same process right before and right after: breadth first."""
+    seen, queue, missing = {model.initial()}, deque([model.initial()]), set(wanted)
+    while queue and missing:
+        following = list(model.steps(queue.popleft()))
+        for label, after in following:
+            who, _, step = label.partition(": ")
+            for wish in [wish for wish in missing if wish[1] == step and who.startswith(wish[0])]:
+                if _may_die(who, following) and (_may_die(who, model.steps(after)) or step == LAST_STEP_OF_A_MEMBER):
+                    missing.discard(wish)
+            if after not in seen:
+                seen.add(after)
+                queue.append(after)
+    return missing
+
+
+#: After it there is nothing left that its death could change, so the model lets it be.
+LAST_STEP_OF_A_MEMBER = "unlinks life file"
+
+
+def _may_die(who: str, following: Iterable[tuple[str, Any]]) -> bool:
+    """A link's label names the thread, too; it is the process that dies."""
+    return any(fault in (f"{FAULT}{who} crashes", f"{FAULT}{who[:-1]} crashes") for fault, _ in following)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_crash_point_is_a_step_of_a_model(name: str) -> None:
+    wanted = {(who, step) for lines in POINTS.values() for model, who, step in lines if model == name}
+    assert wanted
+    assert not _not_found(MODELS[name], wanted)
+
+
 MISTAKES: list[tuple[Model[Any], str]] = [
     (LockModel(prompt=True, releaser_ignores_offer=True), "awake side that set its mark"),
     (LockModel(reads_word_twice=True), "WAITERS bit belongs to the side"),
@@ -130,6 +188,19 @@ MISTAKES: list[tuple[Model[Any], str]] = [
         HazardModel(BY_KEY, last=2, lost_life_bytes=True, no_last_look_at_cache=True),
         "pull that succeeds read",
     ),
+    (SegmentsModel(header_after_live=True), "LIVE cache has its pages"),
+    (SegmentsModel(unlinks_before_scanning=True), "can be attached and says its generation"),
+    (SegmentsModel(keeps_generation_when_reused=True), "LIVE cache has its pages"),
+    (SegmentsModel(maps_by_slot=True), "can be attached and says its generation"),
+    (SegmentsModel(sweeps_before_death=True), "can be attached and says its generation"),
+    (PublishModel(publishes_before_writing=True), "What is published is written"),
+    (PublishModel(looks_at_waiters_first=True), "Nobody sleeps on a progress"),
+    (PublishModel(sleeps_uncounted=True), "Who sleeps is counted"),
+    (PublishModel(wakes_nobody=True), "Nobody sleeps on a progress"),
+    (IndexModel(no_second_look=True), "key that lives all the time"),
+    (IndexModel(switches_before_refill=True), "key that lives all the time"),
+    (IndexModel(removal_empties=True), "key that lives all the time"),
+    (IndexModel(reader_stops_at_tombstones=True), "key that lives all the time"),
     (CoverageModel(words_without_generation=True), "late mark never counts"),
     (CoverageModel(tensors_per_word=1, reads_words_before_marking=True), "all covered is not LIVE"),
     (CoverageModel(live_before_reset=True), "all covered is not LIVE"),

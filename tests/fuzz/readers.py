@@ -146,7 +146,7 @@ class Reader:
 
     def acceptor(self) -> None:
         region, members = self.world.owner.region, self.world.owner.members
-        assert _acceptor.remove(region, self.rng.randrange(4), NO_LIFE_FILE, members, HASTY_MS,
+        assert _acceptor.remove(region, self.rng.randrange(4), self.rng.randrange(3), NO_LIFE_FILE, members, HASTY_MS,
                                 bool(self.rng.randrange(4))) in (True, False)
 
     def inspect(self) -> None:
