@@ -8,7 +8,16 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from shmkv._futex cimport load64_seq, now_ns, word_give_up, word_release, word_try, word_wait_slice
 from shmkv._layout cimport LINK_LIVE, LINK_REMOVED, SIDE_ACCEPTOR, SIDE_INITIATOR, LinkRecord, link_at, make_word
-from shmkv._link cimport LINK_ENDED, LINK_INTERRUPTED, LINK_PEER_GONE, LINK_TIMEOUT, Patience, patience_init, raise_pending, run_signals
+from shmkv._link cimport (
+    LINK_ENDED,
+    LINK_INTERRUPTED,
+    LINK_PEER_GONE,
+    LINK_TIMEOUT,
+    Patience,
+    patience_init,
+    raise_pending,
+    run_signals,
+)
 from shmkv._link_record cimport end_link, side_lives
 from shmkv._mapping cimport Region
 
