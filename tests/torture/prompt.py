@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy.typing as npt
+
 from shmkv import CacheDesc, CacheKey, DataType, KvCache, LLMException, LLMRole, LLMStatusCode, _link_record
 from torture import pattern, shelves
 from torture.board import Field
