@@ -57,7 +57,7 @@ class Prompt(Worker):
         assert self.shelves[0].cache.cache_id == shelves.ROWS_CACHE_ID
         self.actions = [(20, self.fill_rows), (60, self.fill_halves), (30, self.tiny_lanes), (1, self.middle_lane),
                         (5, self.keyed_lane), (0.6, self.big_lane), (2, self.remove_key), (0.2, self.unlink),
-                        (1, self.unlink_reader), (0.3, self.collect), (0.01, self.restart)]
+                        (3, self.unlink_reader), (0.3, self.collect), (0.01, self.restart)]
 
     def step(self) -> None:
         self.choose(self.actions)
@@ -196,12 +196,15 @@ class Prompt(Worker):
         self.unlink_from(self.random.randrange(self.plan.decoders))
 
     def unlink_reader(self) -> None:
-        """A link whose other side is in the middle of a pull, if there is one now."""
+        """A link whose other side is in the middle of a big cache, if there is one now."""
+        big = {own.generation for lane in shelves.BIG_LANES if lane in self.in_lanes and (own := self.in_lanes[lane]._own)}
+        if not big:
+            return
         assert self.dist._cluster is not None
         region, namespace = self.dist._cluster.directory.region, self.dist._cluster.namespace
         for slot in range(_link_record.links_reserved(region)):
             initiator = _link_record.read(region, slot)["sides"][1]
-            if initiator["hazard"] and _link_record.initiator_lives(region, slot, namespace.life_fd, namespace.table):
+            if initiator["hazard"] in big and _link_record.initiator_lives(region, slot, namespace.life_fd, namespace.table):
                 self.unlink_from(initiator["cluster_id"] - cluster_of(self.plan.prompts))
                 return
 
