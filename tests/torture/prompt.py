@@ -56,7 +56,7 @@ class Prompt(Worker):
                         Shelf(self.allocate(halves), halves, shelves.ROWS.rows)]
         assert self.shelves[0].cache.cache_id == shelves.ROWS_CACHE_ID
         self.actions = [(20, self.fill_rows), (60, self.fill_halves), (30, self.tiny_lanes), (1, self.middle_lane),
-                        (5, self.keyed_lane), (0.6, self.big_lane), (2, self.remove_key), (0.2, self.unlink),
+                        (5, self.keyed_lane), (1.5, self.big_lane), (2, self.remove_key), (0.2, self.unlink),
                         (3, self.unlink_reader), (0.3, self.collect), (0.01, self.restart)]
 
     def step(self) -> None:
