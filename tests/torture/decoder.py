@@ -19,7 +19,7 @@ from torture.worker import Call, Fault, Worker, cluster_info, cluster_of, only
 
 LINK_TIMEOUT_MS = 5000
 MANY = 16
-REPEATS = 8                             # of a tiny pull: a reader should be in the library most of the time, not in Python
+REPEATS = 32                            # of a tiny pull: a reader should be in the library most of the time, not in Python
 TINY = Shape(shelves.TINY.tensors, MANY, shelves.TINY.words)
 MIDDLE = Shape(shelves.MIDDLE.tensors, 1, shelves.MIDDLE.words)
 OK = LLMStatusCode.LLM_SUCCESS
@@ -51,8 +51,8 @@ class Decoder(Worker):
         self.destinations: dict[tuple[Shape, int], Destination] = {}
         self.halves = Halves(self)
         self.actions: list[tuple[float, Callable[[Peer], None]]] = [
-            (60, self.pull_tiny), (20, self.pull_row), (60, self.halves.pull), (20, self.pull_keyed), (3, self.pull_middle),
-            (8, self.pull_big), (0.5, self.unlink), (0.5, self.unlink_by_force)]
+            (150, self.pull_tiny), (20, self.pull_row), (60, self.halves.pull), (20, self.pull_keyed), (3, self.pull_middle),
+            (4, self.pull_big), (0.5, self.unlink), (0.5, self.unlink_by_force)]
         self.rare = [(1.0, self.drop_destination), (0.05, self.restart)]
 
     def step(self) -> None:

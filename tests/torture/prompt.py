@@ -3,6 +3,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
+
+import numpy.typing as npt
 
 from shmkv import CacheDesc, CacheKey, DataType, KvCache, LLMException, LLMRole, LLMStatusCode, _link_record
 from torture import pattern, shelves
@@ -48,12 +51,13 @@ class Prompt(Worker):
         self.board.unlinks[self.number] += self.board.unlinks[self.number] % 2
         self.counted = 0
         self.in_lanes: dict[int, KvCache] = {}
+        self.held: tuple[npt.NDArray[Any], npt.NDArray[Any]] | None = None      # a view, and what it showed at first
         self.shelves = [Shelf(self.allocate(shelves.ROWS), shelves.ROWS, 0),
                         Shelf(self.allocate(halves), halves, shelves.ROWS.rows)]
         assert self.shelves[0].cache.cache_id == shelves.ROWS_CACHE_ID
         self.actions = [(20, self.fill_rows), (60, self.fill_halves), (30, self.tiny_lanes), (1, self.middle_lane),
-                        (5, self.keyed_lane), (0.6, self.big_lane), (2, self.remove_key), (0.2, self.unlink),
-                        (2, self.unlink_reader), (0.3, self.collect), (0.01, self.restart)]
+                        (5, self.keyed_lane), (1.5, self.big_lane), (2, self.remove_key), (0.2, self.unlink),
+                        (3, self.unlink_reader), (0.3, self.collect), (0.01, self.restart)]
 
     def step(self) -> None:
         self.choose(self.actions)
@@ -105,6 +109,16 @@ class Prompt(Worker):
         for _ in range(2):
             for lane in shelves.TINY_LANES:
                 self.renew(lane)
+        if self.random.random() < 0.05:
+            self.hold_view()
+
+    def hold_view(self) -> None:
+        """A view of a cache that will be freed: as long as it is held, nobody writes other bytes there."""
+        if self.held is not None and not (self.held[0] == self.held[1]).all():
+            raise Fault(f"memory was used again while a view of it was held: {self.held}")
+        cache = self.in_lanes.get(self.random.choice(shelves.TINY_LANES))
+        view = None if cache is None else cache.tensors[0].numpy()
+        self.held = None if view is None else (view, view.copy())
 
     def middle_lane(self) -> None:
         self.renew(self.random.choice(shelves.MIDDLE_LANES))
@@ -182,12 +196,15 @@ class Prompt(Worker):
         self.unlink_from(self.random.randrange(self.plan.decoders))
 
     def unlink_reader(self) -> None:
-        """A link whose other side is in the middle of a pull, if there is one now."""
+        """A link whose other side is in the middle of a big cache, if there is one now."""
+        big = {own.generation for lane in shelves.BIG_LANES if lane in self.in_lanes and (own := self.in_lanes[lane]._own)}
+        if not big:
+            return
         assert self.dist._cluster is not None
         region, namespace = self.dist._cluster.directory.region, self.dist._cluster.namespace
         for slot in range(_link_record.links_reserved(region)):
             initiator = _link_record.read(region, slot)["sides"][1]
-            if initiator["hazard"] and _link_record.initiator_lives(region, slot, namespace.life_fd, namespace.table):
+            if initiator["hazard"] in big and _link_record.initiator_lives(region, slot, namespace.life_fd, namespace.table):
                 self.unlink_from(initiator["cluster_id"] - cluster_of(self.plan.prompts))
                 return
 
@@ -227,6 +244,7 @@ class Prompt(Worker):
 
     def forget(self) -> None:
         self.shelves.clear()
+        self.held = None
 
     def left(self) -> int:
         """Caches that the directory still records."""

@@ -150,7 +150,7 @@ class Referee:
 
     def random_worker(self) -> int:
         """Decoders more often: they do what can go wrong, and a prompt has to fill its caches before it is worth a pull."""
-        if self.random.random() < 0.2:
+        if self.random.random() < 0.15:
             return self.random.randrange(self.plan.prompts)
         return self.plan.prompts + self.random.randrange(self.plan.decoders)
 
