@@ -11,6 +11,7 @@ from shmkv._futex cimport (
     add64_relaxed,
     clear_words,
     fence_acquire,
+    fence_release,
     load32_acquire,
     load32_relaxed,
     load64_acquire,
@@ -177,6 +178,7 @@ cdef start(LinkRecord* link, sides):
     crash_point(b"link-starting")
     store64_release(&link.state, make_word(serial, LINK_FREE))
     crash_point(b"link-filling")
+    fence_release()                 # over before the first field changes: who is copying looks again
     store32_relaxed(&link.word, 0)
     for i in range(2):
         side = &link.sides[i]

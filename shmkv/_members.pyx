@@ -6,6 +6,7 @@ from libc.string cimport memcpy, memset
 from shmkv._crash cimport crash_point
 from shmkv._futex cimport (
     add32_relaxed,
+    fence_acquire,
     fence_release,
     load32_acquire,
     load32_relaxed,
@@ -91,7 +92,7 @@ def write(Region region, uint32_t slot, *, uint64_t incarnation, uint64_t cluste
     memcpy(made.directory, <const char*>directory, min(<size_t>len(directory), sizeof(made.directory) - 1))
     store64_release(&member.incarnation, 0)
     crash_point(b"member-filling")
-    fence_release()
+    fence_release()                 # free before the first field changes: who is copying looks again
     store_words(&member.cluster_id, &made.cluster_id, sizeof(MemberRecord) - sizeof(made.incarnation))
     crash_point(b"member-recording")
     store64_release(&member.incarnation, incarnation)
@@ -110,12 +111,17 @@ def set_role(Region region, uint32_t slot, uint32_t role) -> None:
 
 
 def read(Region region, uint32_t slot):
-    """(incarnation, cluster_id, pid, role, start_time, directory) of a record, copied once; None if it is free."""
+    """(incarnation, cluster_id, pid, role, start_time, directory) of a record, copied between two equal looks at its incarnation;
+    None if it is free, or just changing hands."""
     cdef MemberRecord copy
-    cdef uint64_t incarnation = load64_acquire(&member_at(region.address, slot).incarnation)
+    cdef MemberRecord* shared = member_at(region.address, slot)
+    cdef uint64_t incarnation = load64_acquire(&shared.incarnation)
     if incarnation == 0:
         return None
-    load_words(&copy, member_at(region.address, slot), sizeof(MemberRecord))
+    load_words(&copy, shared, sizeof(MemberRecord))
+    fence_acquire()
+    if load64_acquire(&shared.incarnation) != incarnation:
+        return None
     name = copy.directory[:sizeof(copy.directory)].split(b"\0")[0]
     return incarnation, copy.cluster_id, copy.pid, copy.role, copy.start_time, name.decode("ascii", "replace")
 

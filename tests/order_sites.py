@@ -7,7 +7,9 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "shmkv"
 FUNCTION = re.compile(r"^ *(?:cpdef|cdef|def)\b[^=]*?\b(\w+)\(.*$")
-CALL = re.compile(r"\b((?:load|store|exchange|swap|add)(?:32|64)_(?:relaxed|acquire|release|seq)|fence_(?:acquire|release))\(")
+# A relaxed load or store orders nothing.
+CALL = re.compile(r"\b((?:load|store)(?:32|64)_(?:acquire|release|seq)|(?:exchange|swap|add)(?:32|64)_(?:relaxed|seq)|"
+                  r"fence_(?:acquire|release))\(")
 
 
 def sites(package: Path = PACKAGE) -> list[str]:

@@ -36,10 +36,10 @@ CALL = (
 )
 ENDS_AND_CLOSES = (
     at("_link_record:end_link:swap64_seq#1", "state", REMOVED_1, expected=LIVE_1),
-    at("_link:users:load32_seq#1", "users", into="e_users"),
-    at("_link:close_side:load64_seq#1", "state", into="e_state"),
-    at("_link:close_side:store64_release#1", "hazard", 0, when=_is_last),
-    at("_link:close_side:store32_release#1", "open", 0, when=_is_last),
+    at("_link_handle:users:load32_seq#1", "users", into="e_users"),
+    at("_link_handle:close_side:load64_seq#1", "state", into="e_state"),
+    at("_link_handle:close_side:store64_release#1", "hazard", 0, when=_is_last),
+    at("_link_handle:close_side:store32_release#1", "open", 0, when=_is_last),
 )
 CLAIM = (
     at("_link_record:close_dead_side:load32_acquire#1", "open", into="n_open"),
@@ -62,6 +62,22 @@ NEW_LINK = Scenario(
       at("_link_record:start:store32_release#1", "open", 1), at("_link_record:start:store64_release#2", "state", LIVE_2)),
      (at("_link_record:find:load64_seq#1", "state", into="f_state"), read("cluster", "f_cluster"))),
     lambda seen: seen["f_state"] != LIVE_2 or seen["f_cluster"] == 2)
+
+
+def _shown(function: str) -> Scenario:
+    """What is read of a record is of the link whose state was seen before and after."""
+    return Scenario(
+        f"a link that is shown by {function}", {"state": LIVE_1, "cluster": 1},
+        ((at("_link_record:end_link:swap64_seq#1", "state", REMOVED_1, expected=LIVE_1), at("_link_record:start:fence_release#1"),
+          write("cluster", 2), at("_link_record:start:store64_release#2", "state", LIVE_2)),
+         (at(f"_link_record:{function}:load64_seq#1", "state", into="f_state"), read("cluster", "f_cluster"),
+          at(f"_link_record:{function}:fence_acquire#1"),
+          at(f"_link_record:{function}:load64_seq#2", "state", into="f_again", again="f_state"))),
+        lambda seen: seen["f_state"] != seen["f_again"] or seen["f_cluster"] == {LIVE_1: 1, LIVE_2: 2}.get(seen["f_state"],
+                                                                                                      seen["f_cluster"]))
+
+
+SHOWN = (_shown("find"), _shown("living"))
 
 # A linker that dies leaves a closed side, or an open one that says whose it is.
 HALF_LINKED = Scenario(
@@ -220,5 +236,5 @@ CREW_FAILED = Scenario(
      (at("_crew:take_shares:load32_acquire#1", "stopped", into="t_stopped"), read("failed", "t_failed"))),
     lambda seen: seen["t_stopped"] == 0 or seen["t_failed"] == 1)
 
-SCENARIOS = (REUSED, NEW_LINK, HALF_LINKED, CLOSED_FOR_THE_DEAD, LOCK, OFFER, UNLINKED, _queue(1), _queue(2), USES, WRITTEN, CREW,
-             CREW_LATE, CREW_NEXT, CREW_BUSY, CREW_FAILED)
+SCENARIOS = (REUSED, NEW_LINK, *SHOWN, HALF_LINKED, CLOSED_FOR_THE_DEAD, LOCK, OFFER, UNLINKED, _queue(1), _queue(2), USES, WRITTEN,
+             CREW, CREW_LATE, CREW_NEXT, CREW_BUSY, CREW_FAILED)

@@ -17,9 +17,9 @@ def shown(name: str, writer: str, reader: str, field: str = "field", word: str =
 
 
 HEADERS = (
-    shown("header of a directory", "_directory:__init__:store32_release#1", "_members:read_header:load32_acquire#1"),
-    shown("header of the members table", "_members:create:store32_release#1", "_members:read_header:load32_acquire#1"),
-    shown("header of a segment", "_mapping:write_segment_header:store32_release#1", "_mapping:check_header:load32_acquire#1"),
+    shown("header of a directory", "_mapping:publish_header:store32_release#1", "_members:read_header:load32_acquire#1"),
+    shown("header of the members table", "_mapping:publish_header:store32_release#1", "_members:read_header:load32_acquire#1"),
+    shown("header of a segment", "_mapping:publish_header:store32_release#1", "_attached:copy_header:load32_acquire#1"),
     shown("record of a member", "_members:write:store64_release#2", "_members:read:load64_acquire#1"),
 )
 
@@ -32,13 +32,12 @@ PAGES = tuple(
         ("_tables:grow:store32_release#1", "_inspect:fault_of:load32_acquire#2"),
         ("_tables:grow:store32_release#1", "_inspect:caches:load32_acquire#1"),
         ("_link_record:reserve_more:store32_release#1", "_link_record:links_reserved:load32_acquire#1"),
-        ("_link_record:reserve_more:store32_release#1", "_directory:pinned:load32_acquire#1"),
         ("_link_record:reserve_more:store32_release#1", "_index:reader_inside:load32_acquire#1"),
     ))
 
 RINGS = (
-    shown("serials of unlinked segments", "_directory:note_unlinked:store64_release#1", "_core:drop_unlinked:load64_acquire#1"),
-    shown("ring of ended keys", "_directory:remember:store64_release#1", "_lookup:why_ended:load64_acquire#1"),
+    shown("serials of unlinked segments", "_rings:note_unlinked:store64_release#1", "_core:drop_unlinked:load64_acquire#1"),
+    shown("ring of ended keys", "_rings:note_ended:store64_release#1", "_lookup:why_ended:load64_acquire#1"),
 )
 
 # Whoever has a new cache from the index must not call the directory damaged because it has an older count.
@@ -91,8 +90,18 @@ SEGMENT_AGAIN = Scenario(
     ((at("_mapping:write_segment_header:store64_release#1", "generation", 2),
       at("_directory:insert:exchange64_seq#1", "cache", (2, "LIVE"))),
      (at("_lookup:copy_cache:load64_seq#1", "cache", into="r_word"),
-      at("_mapping:check_generation:load64_acquire#1", "generation", into="r_generation"))),
+      at("_attached:copy_header:load64_acquire#1", "generation", into="r_generation"))),
     lambda seen: seen["r_word"] != (2, "LIVE") or seen["r_generation"] == 2)
+
+# A slot of the members table that goes to another cluster while it is read.
+MEMBER_AGAIN = Scenario(
+    "a member's record that changes hands", {"incarnation": 1, "cluster": 1},
+    ((at("_members:write:store64_release#1", "incarnation", 0), at("_members:write:fence_release#1"), write("cluster", 2),
+      at("_members:write:store64_release#2", "incarnation", 2)),
+     (at("_members:read:load64_acquire#1", "incarnation", into="r_incarnation"), read("cluster", "r_cluster"),
+      at("_members:read:fence_acquire#1"),
+      at("_members:read:load64_acquire#2", "incarnation", into="r_again", again="r_incarnation"))),
+    lambda seen: seen["r_incarnation"] != seen["r_again"] or seen["r_incarnation"] in (0, seen["r_cluster"]))
 
 # What `ls` shows of a record is of one cache, too.
 SHOWN = Scenario(
@@ -148,10 +157,10 @@ PUNCHED = Scenario(
 TOMBSTONE = Scenario(
     "a key that is gone from the index has ended", {"row": (1, "LIVE"), "entry": 2, "ended": 0},
     ((at("_directory:end_key:swap64_seq#1", "row", (1, "REMOVED"), expected=(1, "LIVE")),
-      at("_directory:remember:store64_release#1", "ended", 1), at("_index:remove:store64_release#1", "entry", 1)),
+      at("_rings:note_ended:store64_release#1", "ended", 1), at("_index:remove:store64_release#1", "entry", 1)),
      (at("_lookup:probe:load64_acquire#1", "entry", into="r_entry"),
       at("_lookup:why_ended:load64_acquire#1", "ended", into="r_ended"))),
     lambda seen: seen["r_entry"] != 1 or seen["r_ended"] == 1)
 
 SCENARIOS = (*HEADERS, *PAGES, *RINGS, COUNT_IN_TIME, CACHE_BY_ID, FILLED_ROW, FILLED_PROGRESS, PUBLISHED_AT_ONCE, SEGMENT_AGAIN,
-             SHOWN, INDEX, PUNCHED, TOMBSTONE)
+             MEMBER_AGAIN, SHOWN, INDEX, PUNCHED, TOMBSTONE)
