@@ -109,18 +109,25 @@ class House:
         """The dead come back under their ids. Their old links never show the new cluster's data; new links work at once."""
         dead = [each for each in self.peers if not self.peers[each].is_alive]
         self.start(dead)
+        if dead and 5 not in dead and self.living([5]):
+            self.peers[5].call("unlink", ids=dead)          # the newcomer keeps nothing of the dead
+            self.links -= {(5, prompt) for prompt in dead}
         for decoder in self.living(DECODERS):
             if decoder in dead:
                 self.destination(decoder)
             for prompt in self.living(PROMPTS):
-                if decoder in dead:
-                    self.links.discard((decoder, prompt))
-                elif prompt in dead and (decoder, prompt) in self.links:
-                    self._leave_old_link(decoder, prompt)
-                if (decoder, prompt) not in self.links:
-                    self.peers[decoder].call("unlink", ids=[prompt])        # one that the call may have removed, or not
-                    self.link(decoder, [prompt])
+                self._link_again(decoder, prompt, dead)
         self.judge()
+
+    def _link_again(self, decoder: int, prompt: int, dead: list[int]) -> None:
+        """A link between two that live now, whoever of them has just been started again."""
+        if decoder in dead:
+            self.links.discard((decoder, prompt))
+        elif prompt in dead and (decoder, prompt) in self.links:
+            self._leave_old_link(decoder, prompt)
+        if (decoder, prompt) not in self.links:
+            self.peers[decoder].call("unlink", ids=[prompt])        # one that the call may have removed, or not
+            self.link(decoder, [prompt])
 
     def _leave_old_link(self, decoder: int, prompt: int) -> None:
         """A cache id and a key that the restarted cluster has as well are not to be had over the link to the dead one."""
