@@ -15,7 +15,7 @@ import pytest
 from fuzz import flips, mutants, run
 
 SEED = 1
-ENDS_BY_FAULT = "Segmentation fault", "AddressSanitizer", "runtime error", "were written by", "ended with"
+ENDS_BY_FAULT = "Segmentation fault", "AddressSanitizer", "runtime error", "were written by", "took over"
 OUTSIDE = """
 import ctypes, sys
 from fuzz import guards
@@ -80,8 +80,9 @@ def test_an_unchecked_number_is_found_and_its_input_made_again() -> None:
     assert again.fault.splitlines()[0] == found.fault.splitlines()[0]
 
 
-def test_a_second_read_after_the_check_is_found() -> None:
-    name = "slot-of-side"
-    folder = builds.build_edited("address", f"twice-{name}", [*flips.edits(), *mutants.READ_TWICE[name]], start=flips.build())
+@pytest.mark.parametrize(("name", "edits"), [("slot-of-side", mutants.READ_TWICE), ("looks-at-row", mutants.ENDLESS)],
+                         ids=["read-twice", "endless"])
+def test_flips_find_a_second_read_and_an_endless_look(name: str, edits: dict[str, list[builds.Edit]]) -> None:
+    folder = builds.build_edited("address", f"flips-{name}", [*flips.edits(), *edits[name]], start=flips.build())
     found = run.run(SEED, 0, 12_800, flipping=True, folder=folder)
     assert any(sign in found.fault for sign in ENDS_BY_FAULT)

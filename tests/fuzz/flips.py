@@ -33,7 +33,8 @@ HOOK = f"""
         if (i == {RANGES}) return;
         x = f->state; x ^= x << 13; x ^= x >> 7; x ^= x << 17; f->state = x;
         if (x >> 60 >= f->armed) return;
-        new = x >> 32 & 1 ? values[x >> 33 & 7] : *(uint32_t *)at + (x >> 40 & 7) - 3;
+        if (f->armed == 16) new = (bits == 32 ? *(uint32_t *)at : *(uint64_t *)at) + 256;
+        else new = x >> 32 & 1 ? values[x >> 33 & 7] : *(uint32_t *)at + (x >> 40 & 7) - 3;
         if (bits == 32) *(volatile uint32_t *)at = (uint32_t)new; else *(volatile uint64_t *)at = new;
         f->count++;
     }}
@@ -94,7 +95,7 @@ def _fill(page: _Page, rng: random.Random, regions: Sequence[Region]) -> None:
     for number, region in enumerate(regions):
         page.ranges[2 * number], page.ranges[2 * number + 1] = region.base, region.base + region.nbytes
     page.state = rng.getrandbits(64) | 1
-    page.armed = rng.choice((1, 1, 2, 4, 16))                       # sixteenths of the loads: at 16 no two of them agree
+    page.armed = rng.choice((1, 1, 2, 4, 16))                       # sixteenths of the loads; at 16 no two agree, ever
 
 
 def count() -> int:
