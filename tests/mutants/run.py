@@ -38,6 +38,7 @@ OWN: dict[str, list[str]] = {
     "_plan.pyx": ["test_plan.py", "test_core.py"],
     "_futex.pyx": ["test_futex.py", "test_thread_queue.py"],
     "_link.pyx": ["test_core.py", "contract/test_b_links.py", "cases/test_links.py"],
+    "_link_handle.pyx": ["test_core.py", "processes/test_link_end.py", "contract/test_b_links.py"],
     "_link_record.pyx": ["test_link_record.py", "contract/test_b_links.py"],
     "_lookup.pyx": ["test_lookup.py", "test_directory.py", "test_core.py"],
     "_directory.pyx": ["test_directory.py", "test_lookup.py", "test_core.py", "test_caches.py"],

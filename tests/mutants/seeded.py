@@ -17,7 +17,7 @@ COPY = [
     Edit("_copy.pyx", "(plan.nbytes + job.share_nbytes - 1) // job.share_nbytes", "plan.nbytes // job.share_nbytes"),
     Edit("_copy.pyx", "min(at + job.share_nbytes, job.plan.nbytes)", "at + job.share_nbytes"),
     Edit("_copy.pyx", "at if job.mode == MOVE_GATHER", "at if job.mode == MOVE_SCATTER"),
-    Edit("_copy.pyx", "    return job.check(job.context)", "    return 0"),
+    Edit("_copy.pyx", "else job.check(job.context)", "else 0"),
     Edit("_copy.pyx", "            number += 1\n", "            number += 2\n"),
 ]
 PLAN = [
@@ -52,15 +52,16 @@ LINK = [
     Edit("_link.pyx", "    status = state_of_record(link)\n    if status != 0:\n        link.retake_ns",
          "    status = 0\n    if status != 0:\n        link.retake_ns"),
     Edit("_link.pyx", "    queue_leave(&link.queue)\n    add32_seq(&link.users, <uint32_t>-1)\n", "    queue_leave(&link.queue)\n"),
-    Edit("_link.pyx", "and word_generation(load64_seq(&link.record.state)) == link.serial:", "and link.serial:"),
+    Edit("_link_handle.pyx", "and word_generation(load64_seq(&link.record.state)) == link.serial:", "and link.serial:"),
     Edit("_link.pyx", "load32_acquire(&link.is_closing) and not wait.removes", "load32_acquire(&link.is_closing) and wait.removes"),
 ]
 LINK_RECORD = [
-    Edit("_link_record.pyx", "!= side.incarnation:\n        return False", "!= side.incarnation:\n        return True"),
+    Edit("_link_record.pyx", ".incarnation) != incarnation:\n        return False",
+         ".incarnation) != incarnation:\n        return True"),
     Edit("_link_record.pyx", "== SIDE_CLOSED and is_idle(side)", "== SIDE_CLOSED"),
     Edit("_link_record.pyx", "    if word_state(seen) != LINK_LIVE:\n", "    if word_state(seen) == LINK_FREE:\n"),
     Edit("_link_record.pyx", "word_generation(load64_seq(&link.state)) + 1\n", "word_generation(load64_seq(&link.state))\n"),
-    Edit("_link_record.pyx", "    link.word = 0\n", ""),
+    Edit("_link_record.pyx", "    store32_relaxed(&link.word, 0)\n", ""),
     Edit("_link_record.pyx", "min(have * 2, LINKS_MAX)", "have * 2"),
 ]
 LOOKUP = [
@@ -79,21 +80,22 @@ LOOKUP = [
     Edit("_lookup.pyx", "(cache.num_tensors + TENSORS_PER_WORD - 1) // TENSORS_PER_WORD", "cache.num_tensors // TENSORS_PER_WORD"),
 ]
 DIRECTORY = [
-    Edit("_directory.pyx", "        row.batch_index = batch_index\n", "        row.batch_index = 0\n"),
+    Edit("_directory.pyx", "store32_relaxed(&row.batch_index, batch_index)", "store32_relaxed(&row.batch_index, 0)"),
     Edit("_directory.pyx", "        self.index.remove(id_hash(own.cache_id), own.first_row)\n", ""),
     Edit("_directory.pyx", "if batch_index >= self.own[slot].num_rows:", "if batch_index > self.own[slot].num_rows:"),
-    Edit("_directory.pyx", ".sides[SIDE_ACCEPTOR]", ".sides[SIDE_INITIATOR]"),
+    Edit("_link_record.pyx", "other).address, slot).sides[SIDE_ACCEPTOR]", "other).address, slot).sides[SIDE_INITIATOR]"),
     Edit("_directory.pyx", "range(own.coverage_lines * WORDS_PER_LINE)", "range(1)"),
     Edit("_directory.pyx", "        exchange32_seq(&row.progress, 0)\n", ""),
     Edit("_directory.pyx", "out = ROW_CONSUMED_OUT if word_state(seen) == ROW_CONSUMED else ROW_REMOVED_OUT",
          "out = ROW_REMOVED_OUT"),
-    Edit("_directory.pyx", "row.key_kind == KEY_REQUEST", "row.key_kind != KEY_REQUEST"),
+    Edit("_directory.pyx", "load32_relaxed(&row.key_kind) == KEY_REQUEST \\\n                    and is_full",
+         "load32_relaxed(&row.key_kind) != KEY_REQUEST \\\n                    and is_full"),
 ]
 INDEX = [
     Edit("_index.pyx", "hashed >> 32 << 32 | (row + 2)", "hashed >> 32 << 32 | (row + 1)"),
-    Edit("_index.pyx", "            if <uint32_t>entries[i] < 2:\n", "            if <uint32_t>entries[i] <= 2:\n"),
+    Edit("_index.pyx", "            if row_of_entry < 2:\n", "            if row_of_entry <= 2:\n"),
     Edit("_index.pyx", "store64_release(&entries[i], 1)", "store64_release(&entries[i], 0)"),
-    Edit("_index.pyx", "                place = (place + 1) & mask\n", "                place = place + 1\n"),
+    Edit("_index.pyx", "store64_relaxed(&entries[(place + step) & mask], entry)", "store64_relaxed(&entries[place], entry)"),
     Edit("_index.pyx", "        if entry >> 32 & 1:\n", "        if False:\n"),
     Edit("_index.pyx", "<< 16 | (part ^ 1) << 8 | next_log2", "<< 16 | part << 8 | next_log2"),
 ]

@@ -18,7 +18,7 @@ HAZARD = [Edit("_core.pyx", "            looker.link = link\n", "            unp
 
 # The other side may have the link before the copy, its fence, the recheck and the end of the hazard.
 WORD = [
-    Edit("_core.pyx", "swap32_seq\nfrom shmkv._layout", "swap32_seq, word_release\nfrom shmkv._layout"),
+    Edit("_core.pyx", "    swap32_seq,\n", "    swap32_seq,\n    word_release,\n"),
     Edit("_core.pyx", "            looker.link = link\n",
          "            link.retake_ns = word_release(&link.record.word, link.side)\n            looker.link = link\n"),
 ]
