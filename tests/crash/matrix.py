@@ -25,4 +25,5 @@ class Row:
 
 def rows() -> list[Row]:
     """All rows, in the order of the page."""
-    return [Row(found["point"], found["call"], found["afterwards"].strip()) for found in ROW.finditer(PAGE.read_text())]
+    table = PAGE.read_text().split("### The matrix\n")[1].split("\n## ")[0]
+    return [Row(found["point"], found["call"], found["afterwards"].strip()) for found in ROW.finditer(table)]

@@ -44,8 +44,11 @@ class Scenario:
     def forget_links(self) -> None:
         """Links that the call itself removes."""
 
-    def others_are_freed(self) -> None:
-        """Let those go on that `prepare` has stopped."""
+    def before_answer(self) -> None:
+        """Let those go on that `prepare` has stopped, if the call needs them."""
+
+    def after_answer(self) -> None:
+        """Let them go on, if the call had to do without."""
 
     def is_running(self, link: tuple[int, int]) -> bool:
         """Are both ends of a link at work, as far as `prepare` is concerned?"""
@@ -140,6 +143,7 @@ class Settle(Scenario):
         super().prepare()
         number = self.house.publish(1, "new")
         mortal = self.house.namespace.start({**self.house.env, "SHMKV_CRASH_AT": "consuming"})
+        self.house.peers[5] = mortal
         mortal.call("init", role="DECODER", cluster_id=5, options={}, raw={})
         mortal.call("link", ids=[1])
         mortal.call("allocate", name="buffer", num_tensors=4, shape=(2, 64))
@@ -328,7 +332,7 @@ class UnlinkIncomingInUse(UnlinkIncoming):
         decoder.send("pull", key=req(1, number), name="buffer")
         assert decoder.wait_stopped_or_dead()
 
-    def others_are_freed(self) -> None:
+    def before_answer(self) -> None:
         decoder = self.house.peers[2]
         decoder.cont()
         assert decoder.receive().outcome in ("LLM_SUCCESS", "LLM_WAIT_PROCESS_TIMEOUT")
@@ -346,6 +350,12 @@ class UnlinkIncomingInVain(UnlinkIncomingInUse):
     """The same with a deadline that ends first."""
 
     timeout_ms = 50
+
+    def before_answer(self) -> None:
+        """The decoder stands still."""
+
+    def after_answer(self) -> None:
+        super().before_answer()
 
 
 SCENARIOS: dict[str, type[Scenario]] = {

@@ -61,7 +61,8 @@ def test_the_actor_dies(row: Row, scenario: Scenario) -> None:
     arm(scenario, row, stop=False)
     scenario.act()
     assert not scenario.peer.wait_stopped_or_dead()
-    scenario.others_are_freed()
+    scenario.before_answer()
+    scenario.after_answer()
     if isinstance(scenario, Pull):
         if row.afterwards == GONE_LATER:
             scenario.let_owner_look()
@@ -111,9 +112,10 @@ def test_nobody_dies(row: Row, scenario: Scenario) -> None:
     house.links = links
     scenario.assert_not_taken_for_dead()
     scenario.peer.cont()
+    scenario.before_answer()
     answer = scenario.peer.receive()
     assert answer.outcome == SUCCESS, answer.trace
-    scenario.others_are_freed()
+    scenario.after_answer()
     scenario.is_done()
     scenario.forget_links()
     house.judge()

@@ -1,0 +1,102 @@
+"""Which lines of the copy kernel, the lock and the directory the tests reach: make coverage.
+
+The sources are built once more with line tracing (`SHMKV_COVERAGE=1`), the tests run in it with `SHMKV_COPY_THREADS=1`, in this
+process and in those that they start, and the lines that none of them came by are printed. Exit 1 if there are any that
+`unreached.txt` does not explain, or lines there that are reached after all. The C loops and the crew's threads, which no line
+tracing can follow, are looked at by gcov (`tests/c/kernels_test.c`).
+"""
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import builds
+
+TESTS = Path(__file__).resolve().parent
+EXPLAINED = TESTS / "unreached.txt"
+FILES = ("_copy", "_plan", "_core", "_pull", "_futex", "_link", "_link_handle", "_link_record", "_acceptor", "_attached", "_lookup",
+         "_directory", "_index", "_tables", "_rings")
+WANTED = ("test_core.py", "test_copy.py", "test_plan.py", "test_pull_calls.py", "test_futex.py", "test_thread_queue.py",
+          "test_link_record.py", "test_lookup.py", "test_directory.py", "test_index.py", "test_tables.py", "test_mapping.py",
+          "test_scribbled.py", "test_caches.py", "contract", "processes", "cases/test_hostile.py", "cases/test_links.py",
+          "cases/test_lock_words.py", "cases/test_interrupts.py", "cases/test_forks.py", "crash/test_truncated.py")
+SETTINGS = """
+[run]
+plugins = Cython.Coverage
+source = {source}
+data_file = {data}
+parallel = true
+concurrency = thread
+"""
+# What a process does that was started by a test.
+STARTED = "import coverage\ncoverage.process_startup()\n"
+
+
+@dataclass(frozen=True)
+class Unreached:
+    """A line that no test came by."""
+
+    file: str
+    line: int
+    text: str
+
+
+def run_tests(folder: Path, where: Path, tests: tuple[str, ...]) -> int:
+    """Run the tests in the traced build; each process leaves its data in `where`."""
+    settings = where / "settings"
+    settings.write_text(SETTINGS.format(source=folder / "shmkv", data=where / "data"))
+    (where / "sitecustomize.py").write_text(STARTED)
+    env = {**os.environ, **builds.environment("coverage", folder), "COVERAGE_PROCESS_START": str(settings),
+           "SHMKV_COPY_THREADS": "1"}
+    env["PYTHONPATH"] = os.pathsep.join([str(where), env["PYTHONPATH"]])
+    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=600", "--rootdir", str(builds.ROOT),
+              "-c", str(builds.ROOT / "pyproject.toml")]
+    done = subprocess.run([*pytest, *(str(TESTS / test) for test in tests)], cwd=folder, env=env)
+    for command in (["combine", "--quiet"], ["json", "--quiet", "-o", str(where / "found.json")]):
+        subprocess.run([sys.executable, "-m", "coverage", *command, "--rcfile", str(settings)], cwd=folder, check=True)
+    return done.returncode
+
+
+def unreached(folder: Path, found: dict[str, object]) -> list[Unreached]:
+    """From the report of `coverage json`."""
+    lines = []
+    for name, report in found["files"].items():     # type: ignore[attr-defined]
+        path = folder / name
+        if path.suffix == ".pyx" and path.stem in FILES:
+            text = path.read_text().splitlines()
+            lines += [Unreached(path.name, number, text[number - 1].strip()) for number in report["missing_lines"]]
+    return lines
+
+
+def explained() -> dict[tuple[str, str], str]:
+    """(file, text of the line) -> why no test comes by."""
+    rows = (line.split(" | ") for line in EXPLAINED.read_text().splitlines() if line and not line.startswith("#"))
+    return {(file, text): why for file, text, why in rows}
+
+
+def main(tests: tuple[str, ...]) -> int:
+    folder = builds.build("coverage")
+    with tempfile.TemporaryDirectory() as name:
+        status = run_tests(folder, Path(name), tests or WANTED)
+        found = json.loads((Path(name) / "found.json").read_text())
+    missing, reasons = unreached(folder, found), explained()
+    for each in missing:
+        print(f"{each.file}:{each.line}: {each.text}  # {reasons.get((each.file, each.text), 'NOT EXPLAINED')}")
+    for file, report in sorted(found["files"].items()):
+        if re.search(rf"/({'|'.join(FILES)})\.pyx$", file):
+            total = report["summary"]
+            print(f"{file:<32} {total['covered_lines']} of {total['num_statements']} lines")
+    surplus = set(reasons) - {(each.file, each.text) for each in missing}
+    for file, text in sorted(surplus):
+        print(f"{file}: {text}  # is reached, take it out of {EXPLAINED.name}")
+    return int(status != 0 or bool(surplus) or any((each.file, each.text) not in reasons for each in missing))
+
+
+if __name__ == "__main__":
+    sys.exit(main(tuple(sys.argv[1:])))
