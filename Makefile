@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 SOURCES := $(wildcard shmkv/*.pyx shmkv/*.pxd shmkv/*.h)
 
-.PHONY: demo test lint torture fuzz mutants bench bench-peers demo-llm test-llm clean same-python
+.PHONY: demo test lint torture fuzz mutants coverage soak bench bench-peers demo-llm test-llm clean same-python
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.built
@@ -35,6 +35,16 @@ fuzz: $(VENV)/.with-test
 	@cd tests && ../$(BIN)/python -m fuzz --inputs $(INPUTS) --seed $(SEED)
 	@cd tests && ../$(BIN)/python -m fuzz --flips --inputs $$(($(INPUTS) / 10)) --seed $(SEED)
 	@cd tests && ../$(BIN)/python -m fuzz --live $(LIVE_S) --seed $(SEED)
+
+# Lines of the copy kernel, the lock and the directory that no test comes by.
+coverage: $(VENV)/.with-test $(VENV)/.with-coverage
+	@$(BIN)/python tests/reached.py
+
+# Hours: what docs/reliability.md tells of, at the length that it tells of.
+soak: $(VENV)/.with-test
+	@SHMKV_ROUNDS=10 $(BIN)/python -m pytest --timeout=7200 tests/crash tests/nth_call tests/cases tests/processes tests/test_thread_sanitizer.py
+	@$(MAKE) torture TORTURE='--minutes 20 --kills 10000 --pulls 1000000'
+	@$(MAKE) fuzz
 
 bench: $(VENV)/.with-test $(VENV)/.with-bench
 	@$(BIN)/python -m pytest bench/

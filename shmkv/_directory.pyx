@@ -39,31 +39,17 @@ from shmkv._lookup cimport (
     consume,
     cover,
     find_key,
+    has_key,
     id_hash,
     is_full,
     key_hash,
+    to_key,
     why_ended,
 )
 from shmkv._mapping cimport publish_header, write_segment_header
 from shmkv._plan cimport Shape, ShapeList
 from shmkv._rings cimport note_ended, note_unlinked
 from shmkv._tables cimport Tables
-
-cdef Key to_key(tuple words):
-    """(kind, req_id, prefix_id, model_id) as the record holds it."""
-    cdef Key key
-    key.kind = words[0]
-    key.words[0] = words[1]
-    key.words[1] = words[2]
-    key.words[2] = words[3]
-    key.words[3] = 0
-    return key
-
-
-cdef inline bint has_key(uint64_t row_word):
-    """Is the row's key in the index: alive, or ended by a reader and not yet noticed by the owner?"""
-    return word_state(row_word) in (ROW_LIVE, ROW_CONSUMED, ROW_REMOVED)
-
 
 cdef class Directory:
     """Tables of one cluster over a mapped, zeroed directory file."""

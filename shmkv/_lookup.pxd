@@ -1,7 +1,7 @@
 """What a reader does in a directory: find a row, pin its cache, cover and consume its key. No lock of the owner's, no GIL."""
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from shmkv._layout cimport CacheRecord, LinkSide, RowRecord
+from shmkv._layout cimport ROW_CONSUMED, ROW_LIVE, ROW_REMOVED, CacheRecord, LinkSide, RowRecord, word_state
 
 
 cdef enum:
@@ -39,3 +39,9 @@ cdef bint cover(char* base, FoundRow* found, uint32_t first, uint32_t count) noe
 cdef bint is_full(char* base, const CacheRecord* cache, uint32_t batch_index, uint64_t row_generation) noexcept nogil
 cdef bint consume(FoundRow* found) noexcept nogil
 cdef int why_ended(char* base, const Key* key) noexcept nogil
+cdef Key to_key(tuple words)
+
+
+cdef inline bint has_key(uint64_t row_word):
+    """Is the row's key in the index: alive, or ended by a reader and not yet noticed by the owner?"""
+    return word_state(row_word) in (ROW_LIVE, ROW_CONSUMED, ROW_REMOVED)

@@ -315,14 +315,20 @@ cdef int why_ended(char* base, const Key* key) noexcept nogil:
     return FIND_NEVER
 
 
+cdef Key to_key(tuple words):
+    """(kind, req_id, prefix_id, model_id) as the record holds it."""
+    cdef Key key
+    key.kind = words[0]
+    key.words[0] = words[1]
+    key.words[1] = words[2]
+    key.words[2] = words[3]
+    key.words[3] = 0
+    return key
+
+
 def hash_of_key(int kind, uint64_t req_id, uint64_t prefix_id, uint64_t model_id) -> int:
     """The index hash of a key (tests build collisions with it: each step is one-to-one)."""
-    cdef Key key
-    key.kind = kind
-    key.words[0] = req_id
-    key.words[1] = prefix_id
-    key.words[2] = model_id
-    key.words[3] = 0
+    cdef Key key = to_key((kind, req_id, prefix_id, model_id))
     return key_hash(&key)
 
 
@@ -331,12 +337,10 @@ def describe(Region directory, tuple words, uint32_t batch_index):
 
     `words`: (kind, req_id, prefix_id, model_id), or (KEY_NONE, cache_id, 0, 0).
     """
-    cdef Key key
+    cdef Key key = to_key(words)
     cdef FoundRow found
     cdef TensorRecord tensor
     cdef int status
-    key.kind, key.words[0], key.words[1], key.words[2] = words
-    key.words[3] = 0
     if key.kind == KEY_NONE:
         status = find_row(directory.address, <int64_t>key.words[0], batch_index, &found)
     else:

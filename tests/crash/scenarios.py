@@ -5,6 +5,7 @@ when it dies or stops on the way.
 """
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from peer import Peer, req
@@ -16,7 +17,7 @@ NO_RECYCLING = {"SHMKV_RECYCLE_BYTES": "0"}
 LOOK_FOR_THE_DEAD = "import time\nfor _ in range(10):\n    agent.collect()\n    time.sleep(0.01)"
 
 
-class Scenario:
+class Scenario(ABC):
     """A call of cluster `actor`; `other` is the one at the other end of it."""
 
     actor = 1
@@ -35,8 +36,9 @@ class Scenario:
         for decoder in DECODERS:
             self.house.destination(decoder)
 
+    @abstractmethod
     def act(self) -> None:
-        raise NotImplementedError
+        """Send the call."""
 
     def is_done(self) -> None:
         """What has to be looked at when the call went through in spite of all."""

@@ -6,18 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from lives import peer_commands
+from lives import Reports, RunPositions, peer_commands
 from peer import Namespace, Peer, StartPeer
 
 HERE = Path(__file__).parent
 RUN_DEADLINE_S = 300
-Reports = list[dict[str, Any]]
-RunPositions = Callable[..., Reports]
 
 
 @pytest.fixture(scope="session")

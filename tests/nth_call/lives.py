@@ -24,6 +24,8 @@ PEER_ID, OWN_ID = 1, 2
 SMALL = (1, 4, (2, 64), 5)
 BIG = (2, 1, (1, 12 * MIB), 6)
 LINK_TIMEOUT_MS = 300
+Reports = list[dict[str, Any]]
+RunPositions = Callable[..., Reports]   # the fixture run_positions
 MANY = ((1000, 200), (2000, 500))       # keys from, and how many: the index begins with 256 places, of which half are used
 
 

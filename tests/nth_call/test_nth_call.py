@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import RunPositions
-from lives import SMALL
+from lives import SMALL, RunPositions
 from peer import Peer, req
 from reference import SUCCESS, geometry, pattern
 from scenarios import SCENARIOS

@@ -106,7 +106,7 @@ def test_own_pull_that_runs_is_waited_for(pair: tuple[Peer, Peer]) -> None:
     """It waits for the link, which the peer seems to hold; meanwhile new ones are refused, prepared or not."""
     p, d = pair
     p.call("allocate", name="kv", keys=[req(1, 1), req(1, 2)], **SHAPE)
-    d.call("execute", code=f"""
+    refused, came = d.call("execute", code=f"""
 import ctypes, threading, time
 handle = agent.dist._links.handle(1)
 word = ctypes.c_uint32.from_address(handle.address + {memory.OFFSETS['LinkRecord', 'word']})
@@ -133,14 +133,15 @@ for call in (lambda: prepared(shmkv.CacheKey(1, 2)), lambda: manager.pull_cache(
         call()
     except shmkv.LLMException as error:
         refused.append(error.status_code.name)
-assert refused == ["LLM_LINK_BUSY", "LLM_ENGINE_FINALIZED"], refused
 assert came == [] and pulling.is_alive() and ending.is_alive()
 word.value = 0
 for thread in (pulling, ending):
     thread.join(20)
     assert not thread.is_alive()
-assert came == [None, []], came
+result = [refused, came]
 """)
+    assert refused == ["LLM_LINK_BUSY", "LLM_ENGINE_FINALIZED"]
+    assert came == [None, []]
 
 
 def test_interrupted_it_ends_at_the_second_call(here: Callable[..., Any]) -> None:

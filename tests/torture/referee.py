@@ -17,6 +17,7 @@ from torture.locks import Directories, incarnation
 from torture.processes import Life, Starter, set_cores
 from torture.worker import Call
 
+STACKS_S = 2.0
 HANG_S = 20.0                           # in one call, or without being ready
 LOOK_S = 0.2
 HUNT_S = 0.03
@@ -262,10 +263,17 @@ class Referee:
             self.seen.hangs += 1
             self.send(life.pid, signal.SIGCONT)
             life.signal(signal.SIGUSR1)
-            time.sleep(0.5)
-            stacks = self.starter.complaints.read_text()[-4000:]
+            stacks = self.stacks()
             call = Call(int(row[Field.CALL])).name
             self.fault(f"worker {life.number} hangs in {call} for {(now - since) / 1e9:.1f} s:\n{stacks}")
+
+
+    def stacks(self) -> str:
+        """What faulthandler wrote, once it did, at the end of what the workers complained of."""
+        until = time.monotonic() + STACKS_S
+        while "most recent call first" not in (text := self.starter.complaints.read_text()[-4000:]) and time.monotonic() < until:
+            time.sleep(0.01)
+        return text
 
 
 def shown(found: dict[str, str]) -> str:

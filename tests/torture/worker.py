@@ -11,6 +11,7 @@ import os
 import random
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum, auto
@@ -56,7 +57,7 @@ def cluster_of(worker: int) -> int:
     return worker + 1
 
 
-class Worker:
+class Worker(ABC):
     """Common to `Prompt` and `Decoder`."""
 
     role: LLMRole
@@ -117,8 +118,9 @@ class Worker:
     def prepare(self) -> None:
         """What it needs before it works."""
 
+    @abstractmethod
     def step(self) -> None:
-        raise NotImplementedError
+        """One call or a few."""
 
     def settle(self) -> None:
         """What it frees by itself before it finalizes."""
