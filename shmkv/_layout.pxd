@@ -236,7 +236,7 @@ cdef struct CacheRecord:
     uint32_t coverage_lines         # lines of coverage words a row
     uint64_t blocks_model_id        # a blocks cache's key
     uint32_t blocks_bound
-    uint32_t consumed               # pullers; seq_cst add after the row's swap; a hint that a row was consumed; misses a killed one's
+    uint32_t consumed               # pullers; seq_cst add after the row's swap; a hint that a row was consumed, not a killed one's
     uint64_t reserved[6]
 
 

@@ -37,10 +37,10 @@ OWN: dict[str, list[str]] = {
     "_copy.pyx": ["test_copy.py", "test_crew.py"],
     "_plan.pyx": ["test_plan.py", "test_core.py"],
     "_futex.pyx": ["test_futex.py", "test_thread_queue.py"],
-    "_link.pyx": ["test_core.py", "contract/test_b_links.py", "cases/test_links.py"],
+    "_link.pyx": ["test_core.py", "test_link_handle.py", "contract/test_b_links.py", "cases/test_links.py"],
     "_link_record.pyx": ["test_link_record.py", "contract/test_b_links.py"],
     "_lookup.pyx": ["test_lookup.py", "test_directory.py", "test_core.py"],
-    "_directory.pyx": ["test_directory.py", "test_lookup.py", "test_core.py", "test_caches.py"],
+    "_directory.pyx": ["test_directory.py", "test_lookup.py", "test_core.py", "test_index.py", "test_caches.py"],
     "_index.pyx": ["test_index.py", "test_directory.py", "test_caches.py"],
     "_core.pyx": ["test_core.py", "test_pull_calls.py", "test_mapping.py"],
 }
