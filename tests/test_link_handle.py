@@ -53,6 +53,7 @@ def test_late_close_leaves_the_record_to_its_next_user(pair: Pair) -> None:
 
 
 def test_word_that_comes_after_an_unlink_lets_nobody_in(pair: Pair) -> None:
+    assert pull(pair) == 0              # the segment is attached: nothing looks at the link afterwards but the turn itself
     field(pair, "word").value = 1
     answers: list[int] = []
     thread = threading.Thread(target=lambda: answers.append(pull(pair)))
