@@ -74,6 +74,16 @@ def test_key_that_is_removed_during_a_pull_is_not_there(pair: Pair) -> None:
     assert said == _lookup.REMOVED
 
 
+def test_key_that_another_reader_consumes_during_a_pull_is_a_success(pair: Pair) -> None:
+    slot, directory = pair.sources[0].slot, pair.owner.directory
+
+    def consume() -> None:
+        directory.mark_pulled(slot, 0, directory.row_generation(slot, 0), 0, BIG[0])
+        assert directory.settle(slot) == 0
+
+    assert met_in_the_middle(pair, consume, lambda: directory.bind(slot, 0, request(0)))[1] == 0
+
+
 def test_coverage_of_another_binding_is_left_alone(pair: Pair) -> None:
     width, start = TABLES["coverage line"]
     coverage = memory.content(pair.owner.region, start, width).view(np.uint64)
