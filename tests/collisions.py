@@ -46,6 +46,12 @@ def colliding(count: int, wanted: int, kind: int = 1, prefix_id: int = MASK) -> 
     return [(kind, req_id_for(wanted, kind, prefix_id, model), prefix_id, model) for model in range(count)]
 
 
+def same_but_for_model_id(wanted: int, req_id: int, prefix_id: int = MASK) -> list[tuple[int, int, int, int]]:
+    """Two keys that differ in model_id alone."""
+    before = [unmix(unmix(unmix(target) ^ req_id) ^ prefix_id) for target in (wanted & ~ID_BIT, wanted | ID_BIT)]
+    return [(1, req_id, prefix_id, x ^ mix(1 + KIND_OFFSET & MASK)) for x in before]
+
+
 def same_but_for_req_id(wanted: int, model_id: int = 0) -> list[tuple[int, int, int, int]]:
     """Two keys that differ in req_id alone: the hash leaves one bit of its last step out."""
     return [(1, req_id_for(target, 1, MASK, model_id), MASK, model_id) for target in (wanted & ~ID_BIT, wanted | ID_BIT)]

@@ -84,6 +84,25 @@ def test_parts_consume_when_they_are_all_there(pair: Pair) -> None:
     assert pull(pair, request(1), cache, src_count=2) == _lookup.CONSUMED
 
 
+def test_parts_mark_nothing_but_what_they_pulled(pair: Pair) -> None:
+    cache, _ = destination(3, 2, 1, 16)
+    for row, parts in enumerate([[(2, 2), (1, 1), (0, 1)], [(1, 3), (0, 1)], [(0, 3), (3, 1)]]):
+        for first, count in parts:
+            assert pair.owner.directory.find(request(row)) is not None
+            assert pull(pair, request(row), cache, src_first=first, src_count=count, dst_count=count) == 0
+        assert pull(pair, request(row), cache, src_count=1, dst_count=1) == _lookup.CONSUMED
+
+
+def test_one_published_tensor_can_be_pulled_alone(pair: Pair) -> None:
+    source = pair.sources[0]
+    pair.owner.directory.unbind(source.slot, 0)
+    pair.owner.directory.bind(source.slot, 0, request(8), 1)
+    cache, content = destination(2, 2, 1, 16)
+    assert pull(pair, request(8), cache, src_count=2) == _lookup.UNPUBLISHED
+    assert pull(pair, request(8), cache, src_count=1, dst_count=1) == 0
+    np.testing.assert_array_equal(content[0, :, 0], CONTENT[0, :, 0])
+
+
 def test_pull_with_an_offset_keyword_marks_nothing(pair: Pair) -> None:
     for _ in range(3):
         assert pull(pair, request(0), consumes=False) == 0

@@ -10,7 +10,7 @@ from memory import ACCEPTOR, INITIATOR, Owner, prefix, request
 
 from shmkv import _layout, _lookup, _members
 
-ROW_LIVE, ROW_CONSUMED, ROW_REMOVED = 1, 2, 3
+ROW_LIVE, ROW_CONSUMED, ROW_REMOVED, ROW_CONSUMED_OUT, ROW_REMOVED_OUT = 1, 2, 3, 4, 5
 RING = 64
 
 
@@ -216,6 +216,32 @@ def test_ring_tells_the_latest_end_of_a_key(owner: Owner) -> None:
     owner.directory.mark_pulled(slot, 0, owner.directory.row_generation(slot, 0), 0, 1)
     owner.directory.settle(slot)
     assert owner.directory.why_ended(request(1)) == _lookup.CONSUMED
+
+
+def test_row_that_left_the_index_still_says_how_its_key_ended(owner: Owner) -> None:
+    """A reader that is in the row goes by it: consumed by another is a success, removed is none."""
+    slot, _, _ = owner.insert(rows=2)
+    for row in range(2):
+        owner.directory.bind(slot, row, request(row))
+    owner.directory.mark_pulled(slot, 0, owner.directory.row_generation(slot, 0), 0, 1)
+    owner.directory.remove(slot, 1)
+    assert owner.directory.settle(slot) == 0
+    assert [row_word(owner, row) & 0xFF for row in range(2)] == [ROW_CONSUMED_OUT, ROW_REMOVED_OUT]
+
+
+def test_row_beyond_its_cache_is_refused(owner: Owner) -> None:
+    slot, _, _ = owner.insert(rows=2)
+    owner.insert(rows=2)
+    with pytest.raises(IndexError, match="row 2 of 2"):
+        owner.directory.bind(slot, 2, request(1))
+
+
+def test_unbound_row_is_unpublished(owner: Owner) -> None:
+    slot, _, _ = owner.insert(3)
+    owner.directory.bind(slot, 0, request(1))
+    assert owner.directory.progress(slot, 0) == 3
+    owner.directory.unbind(slot, 0)
+    assert owner.directory.progress(slot, 0) == 0
 
 
 def test_rebinding_a_row_ends_its_old_key(owner: Owner) -> None:

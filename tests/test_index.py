@@ -8,7 +8,7 @@ import memory
 import pytest
 from memory import NO_LIFE_FILE, Owner, prefix, request
 
-from shmkv import _layout, _members
+from shmkv import _layout, _lookup, _members
 from shmkv._index import KeyIndex
 
 SMALLEST = 256
@@ -50,6 +50,16 @@ def test_caches_inserted_one_by_one_make_the_index_grow(owner: Owner) -> None:
         owner.directory.bind(slot, 0, request(number))
     assert owner.directory.index.capacity >= 2800
     assert [owner.directory.find(request(number)) for number in range(700)] == [(slot, 0) for slot in slots]
+
+
+def test_caches_are_found_by_id_after_the_index_has_grown(owner: Owner) -> None:
+    ids = [owner.insert(num_tensors=1 + number % 3)[2] for number in range(40)]
+    slot, _, _ = owner.insert(rows=300, inner=1)
+    for row in range(300):
+        owner.directory.bind(slot, row, request(row))
+    assert owner.directory.index.capacity > SMALLEST
+    found = [_lookup.describe(owner.region, (0, cache_id, 0, 0), 0) for cache_id in ids]
+    assert [each and each[0] for each in found] == [1 + number % 3 for number in range(40)]
 
 
 def test_tombstones_do_not_make_the_index_grow(owner: Owner) -> None:

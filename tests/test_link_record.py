@@ -75,6 +75,15 @@ def test_table_of_links_grows(owner: Owner) -> None:
     assert owner.claim() == 0
 
 
+def test_full_table_of_links_does_not_grow(owner: Owner) -> None:
+    reserved = memory.word(owner.region, "", 0, "DirectoryHeader", "links_reserved")
+    reserved.value = 512
+    asked: list[tuple[int, int]] = []
+    _link_record.reserve_more(owner.region, lambda offset, nbytes: asked.append((offset, nbytes)))
+    assert [nbytes for _, nbytes in asked] == [0]
+    assert reserved.value == 512
+
+
 def test_closed_record_is_used_again_under_a_new_serial(owner: Owner) -> None:
     record = owner.claim()
     owner.side(record, INITIATOR, "counters").value = 5

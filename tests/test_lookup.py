@@ -79,6 +79,27 @@ def test_fr_046_keys_that_differ_in_req_id_alone(owner: Owner, wanted: int) -> N
     assert owner.directory.why_ended(first) == _lookup.REMOVED
 
 
+def test_fr_046_keys_that_differ_in_model_id_alone(owner: Owner) -> None:
+    first, second = collisions.same_but_for_model_id(0x1234567890ABCDEF, req_id=7)
+    assert _lookup.hash_of_key(*first) == _lookup.hash_of_key(*second)
+    assert [a != b for a, b in zip(first, second, strict=True)] == [False, False, False, True]
+    slot, _, _ = owner.insert(rows=2)
+    owner.directory.bind(slot, 0, first)
+    assert owner.directory.find(second) is None
+    owner.directory.bind(slot, 1, second)
+    assert (owner.directory.find(first), owner.directory.find(second)) == ((slot, 0), (slot, 1))
+
+
+def test_rows_of_a_scribbled_record_end_with_their_table(pair: Pair) -> None:
+    """Its first row is right and their number is not: the last of them would lie behind the table of rows."""
+    pair.add(numbered(2, 1))
+    source = pair.add(numbered(2, 2))
+    rows_max = 1 << 21
+    memory.word(pair.owner.region, "CacheRecord", source.slot, "CacheRecord", "num_rows").value = rows_max
+    cache, _ = destination(2, 1, 1, 16)
+    assert memory.pull(pair.handle, cache, by_id(source.cache_id), select(src_row=rows_max - 1)) == _lookup.NEVER
+
+
 def test_fr_046_each_of_four_fields_counts(owner: Owner) -> None:
     slot, _, _ = owner.insert()
     owner.directory.bind(slot, 0, (1, 10, 20, 30))

@@ -37,13 +37,13 @@ OWN: dict[str, list[str]] = {
     "_copy.pyx": ["test_copy.py", "test_crew.py"],
     "_plan.pyx": ["test_plan.py", "test_core.py"],
     "_futex.pyx": ["test_futex.py", "test_thread_queue.py"],
-    "_link.pyx": ["test_core.py", "contract/test_b_links.py", "cases/test_links.py"],
-    "_link_handle.pyx": ["test_core.py", "processes/test_link_end.py", "contract/test_b_links.py"],
+    "_link.pyx": ["test_core.py", "test_link_handle.py", "contract/test_b_links.py", "cases/test_links.py"],
+    "_link_handle.pyx": ["test_link_handle.py", "processes/test_link_end.py", "contract/test_b_links.py"],
     "_link_record.pyx": ["test_link_record.py", "contract/test_b_links.py"],
-    "_lookup.pyx": ["test_lookup.py", "test_directory.py", "test_core.py"],
-    "_directory.pyx": ["test_directory.py", "test_lookup.py", "test_core.py", "test_caches.py"],
+    "_lookup.pyx": ["test_lookup.py", "test_directory.py", "test_core.py", "test_changes_during_pull.py"],
+    "_directory.pyx": ["test_directory.py", "test_lookup.py", "test_core.py", "test_index.py", "test_caches.py"],
     "_index.pyx": ["test_index.py", "test_directory.py", "test_caches.py"],
-    "_core.pyx": ["test_core.py", "test_pull_calls.py", "test_mapping.py"],
+    "_core.pyx": ["test_core.py", "test_pull_calls.py", "test_mapping.py", "test_changes_during_pull.py"],
 }
 LATER = (["contract", "processes"], ["cases"])
 # Fails without any mutant when the processors are busy: it must not make a mutant look killed.

@@ -1,0 +1,66 @@
+"""A handle whose record has moved on: it knows that, and leaves the record to whoever has it now."""
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import memory
+import pytest
+from memory import INITIATOR, Pair, destination, request, select
+from peer import Namespace
+from reference import Geometry, noise
+
+from shmkv import _link
+
+SHAPE = Geometry(1, 1, 2, 16)
+REMOVED, OFFERED_TO_US, WAITERS = 3, 4, 1 << 31
+
+
+@pytest.fixture
+def pair(namespace: Namespace) -> Iterator[Pair]:
+    made = memory.pair_with_keys(namespace.name, noise(SHAPE, seed=4))
+    yield made
+    made.close()
+
+
+def field(pair: Pair, name: str) -> Any:
+    return memory.word(pair.owner.region, "LinkRecord", pair.record, "LinkRecord", name)
+
+
+def pull(pair: Pair) -> int:
+    return memory.pull(pair.handle, destination(*SHAPE)[0], request(0), select())
+
+
+def next_serial(pair: Pair) -> None:
+    """Another cluster has the record now, and its link is alive."""
+    field(pair, "state").value += 1 << 8
+
+
+def test_link_of_another_cluster_in_the_record_is_not_ours(pair: Pair) -> None:
+    next_serial(pair)
+    assert pair.handle.look() == _link.ENDED
+    assert pull(pair) == _link.ENDED
+    assert field(pair, "word").value == 0
+
+
+def test_late_close_leaves_the_record_to_its_next_user(pair: Pair) -> None:
+    hazard, is_open = (pair.owner.side(pair.record, INITIATOR, name) for name in ("hazard", "open"))
+    next_serial(pair)
+    hazard.value, is_open.value = 9, 1
+    pair.handle.close_side()
+    assert (hazard.value, is_open.value) == (9, 1)
+
+
+def test_word_that_comes_after_an_unlink_lets_nobody_in(pair: Pair) -> None:
+    assert pull(pair) == 0              # the segment is attached: nothing looks at the link afterwards but the turn itself
+    field(pair, "word").value = 1
+    answers: list[int] = []
+    thread = threading.Thread(target=lambda: answers.append(pull(pair)))
+    thread.start()
+    memory.wait_until(lambda: bool(field(pair, "word").value & WAITERS), "the thread at the word")
+    field(pair, "state").value = field(pair, "state").value & ~0xFF | REMOVED
+    field(pair, "word").value = OFFERED_TO_US
+    thread.join()
+    assert answers == [_link.ENDED]
+    assert field(pair, "word").value == 0
