@@ -10,7 +10,7 @@ import pytest
 from memory import INITIATOR, TABLES, Pair, destination, request, select
 from peer import Namespace
 
-from shmkv import _lookup, _mapping
+from shmkv import _attached, _lookup
 
 MIB = 1 << 20
 BIG = (4, 1, 1, 8 * MIB)
@@ -100,4 +100,4 @@ def test_recorded_size_that_is_not_the_mapped_one_is_refused(pair: Pair, more: i
     assert memory.pull(pair.handle, cache, request(0), select()) == 0
     memory.word(pair.owner.region, "CacheRecord", pair.sources[0].slot, "CacheRecord", "segment_nbytes").value += more
     status = memory.pull(pair.handle, cache, request(0), select())
-    assert "size is not the one recorded" in _mapping.describe(status)
+    assert "size is not the one recorded" in _attached.describe(status)
