@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import pkgutil
@@ -15,7 +16,10 @@ from pathlib import Path
 
 def names() -> list[str]:
     """All modules, found without importing any."""
-    package = next(Path(folder) / "shmkv" for folder in sys.path if (Path(folder) / "shmkv" / "__init__.py").exists())
+    spec = importlib.util.find_spec("shmkv")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    package = Path(spec.submodule_search_locations[0])
     found = [f"shmkv.{name}" for folder, prefix in ((package, ""), (package / "cli", "cli."))
              for name in (f"{prefix}{module.name}" for module in pkgutil.iter_modules([str(folder)]))]
     return sorted(name for name in found if not name.endswith("__main__"))
