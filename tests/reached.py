@@ -27,7 +27,8 @@ WANTED = ("test_core.py", "test_copy.py", "test_plan.py", "test_pull_calls.py", 
           "test_link_record.py", "test_lookup.py", "test_directory.py", "test_index.py", "test_tables.py", "test_mapping.py",
           "test_scribbled.py", "test_caches.py", "test_link_handle.py", "test_changes_during_pull.py", "contract",
           "processes/test_prepared_pull.py", "processes/test_steady_state.py", "processes/test_publish.py",
-          "processes/test_link_end.py", "cases/test_hostile.py", "cases/test_links.py", "cases/test_lock_words.py", "crash/test_truncated.py")
+          "processes/test_link_end.py", "cases/test_hostile.py", "cases/test_links.py", "cases/test_lock_words.py",
+          "crash/test_truncated.py")
 SETTINGS = """
 [run]
 plugins = Cython.Coverage
@@ -61,8 +62,8 @@ def run_tests(folder: Path, where: Path, tests: tuple[str, ...]) -> int:
               "-c", str(builds.ROOT / "pyproject.toml")]
     done = subprocess.run([*pytest, *(str(TESTS / test) for test in tests)], cwd=folder, env=env)
     combine(where)
-    subprocess.run([sys.executable, "-m", "coverage", "json", "--quiet", "-o", str(where / "found.json"), "--rcfile", str(settings)],
-                   cwd=folder, check=True)
+    report = [sys.executable, "-m", "coverage", "json", "--quiet", "-o", str(where / "found.json"), "--rcfile", str(settings)]
+    subprocess.run(report, cwd=folder, check=True)
     return done.returncode
 
 
