@@ -25,6 +25,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(TESTS))
 import builds  # noqa: E402
+from peer import SHM  # noqa: E402
 from seeded import MUTANTS  # noqa: E402
 
 RESULTS = builds.ROOT / "build" / "mutants.json"
@@ -93,10 +94,18 @@ def _first_failure(folder: Path, tests: list[str], passed_over: Sequence[str] = 
         except subprocess.TimeoutExpired:
             os.killpg(run.pid, signal.SIGKILL)
             return "ran into its deadline"
+        finally:
+            _sweep_after(run.pid)
     if run.returncode == 0:
         return ""
     named = [line.split(" - ")[0].split(" ", 1)[1] for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     return named[0] if named else f"the run ended with {run.returncode}"
+
+
+def _sweep_after(pid: int) -> None:
+    """A run that crashed or was killed left its namespaces (`peer.Namespace`) behind."""
+    for left in SHM.glob(f"t{pid:x}-*"):
+        left.unlink(missing_ok=True)
 
 
 def _judged() -> list[Verdict]:
