@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import builds
 from coverage import CoverageData
+from coverage.exceptions import DataError
 
 TESTS = Path(__file__).resolve().parent
 EXPLAINED = TESTS / "unreached.txt"
@@ -72,7 +73,10 @@ def combine(where: Path) -> None:
     lines: dict[str, set[int]] = {}
     for path in where.glob("data.*"):
         found = CoverageData(str(path))
-        found.read()
+        try:
+            found.read()
+        except DataError:
+            continue                    # of a process that was killed while it wrote
         for file in found.measured_files():
             if file.endswith(".pyx"):
                 lines.setdefault(file, set()).update(found.lines(file) or ())
@@ -101,9 +105,11 @@ def explained() -> dict[tuple[str, str], str]:
 
 def main(tests: tuple[str, ...]) -> int:
     folder = builds.build("coverage")
-    with tempfile.TemporaryDirectory() as name:
-        status = run_tests(folder, Path(name), tests or WANTED)
-        found = json.loads((Path(name) / "found.json").read_text())
+    where = builds.BUILDS / "reached"
+    shutil.rmtree(where, ignore_errors=True)
+    where.mkdir()
+    status = run_tests(folder, where, tests or WANTED)
+    found = json.loads((where / "found.json").read_text())
     missing, reasons = unreached(folder, found), explained()
     for each in missing:
         print(f"{each.file}:{each.line}: {each.text}  # {reasons.get((each.file, each.text), 'NOT EXPLAINED')}")

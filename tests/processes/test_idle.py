@@ -22,7 +22,7 @@ import ctypes, memory
 from shmkv import _link_record
 from shmkv._futex import LockWord
 region = agent.dist._cluster.directory.region
-word = memory.word(region, "LinkRecord", _link_record.find(region, 2)[0], "LinkRecord", "word")
+word = memory.word(region, "LinkRecord", _link_record.find(region, 2)[0][0], "LinkRecord", "word")
 agent.word = LockWord(region, ctypes.addressof(word), 0)
 result = agent.word.acquire(10000)
 """
