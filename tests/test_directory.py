@@ -236,6 +236,18 @@ def test_row_beyond_its_cache_is_refused(owner: Owner) -> None:
         owner.directory.bind(slot, 2, request(1))
 
 
+@pytest.mark.parametrize("slot", [5, 1 << 16, (1 << 32) - 1])
+def test_slot_without_a_cache_is_refused(owner: Owner, slot: int) -> None:
+    for call in (owner.directory.generation, owner.directory.retire, owner.directory.release, owner.directory.settle):
+        with pytest.raises(IndexError, match=f"no cache in slot {slot}"):
+            call(slot)
+
+
+def test_generation_of_a_slot_is_that_of_its_cache(owner: Owner) -> None:
+    slot, generation, _ = owner.insert(1, 1)
+    assert owner.directory.generation(slot) == generation
+
+
 def test_unbound_row_is_unpublished(owner: Owner) -> None:
     slot, _, _ = owner.insert(3)
     owner.directory.bind(slot, 0, request(1))

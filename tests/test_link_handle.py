@@ -7,7 +7,7 @@ from typing import Any
 
 import memory
 import pytest
-from memory import INITIATOR, Pair, destination, request, select
+from memory import ACCEPTOR, INITIATOR, Pair, destination, request, select
 from peer import Namespace
 from reference import Geometry, noise
 
@@ -64,3 +64,14 @@ def test_word_that_comes_after_an_unlink_lets_nobody_in(pair: Pair) -> None:
     thread.join()
     assert answers == [_link.ENDED]
     assert field(pair, "word").value == 0
+
+
+def test_record_that_names_no_member_is_refused(pair: Pair) -> None:
+    pair.owner.side(pair.record, ACCEPTOR, "slot").value = 1024
+    with pytest.raises(ValueError, match="names member slot 1024 of 1024"):
+        pair.new_handle()
+
+
+def test_handle_knows_its_peer_as_it_was_when_they_linked(pair: Pair) -> None:
+    pair.owner.side(pair.record, ACCEPTOR, "incarnation").value += 1
+    assert pair.handle.peer_incarnation == pair.owner.incarnation

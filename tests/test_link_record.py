@@ -46,6 +46,14 @@ def remove(owner: Owner, record: int, timeout_ms: int = PATIENT_MS, force: bool 
     return bool(_acceptor.remove(owner.region, record, serial, NO_LIFE_FILE, owner.members, timeout_ms, force))
 
 
+def test_abandoned_record_is_over_and_can_be_claimed_again(owner: Owner) -> None:
+    record = owner.claim()
+    _link_record.abandon(owner.region, record)
+    found = read(owner, record)
+    assert (found["state"], found["sides"][INITIATOR]["open"]) == (REMOVED, 0)      # type: ignore[index]
+    assert owner.claim() == record
+
+
 def test_claimed_record_names_both_sides(owner: Owner) -> None:
     record = owner.claim(slot=3, incarnation=0xB2, cluster_id=20)
     found = read(owner, record)
