@@ -51,6 +51,7 @@ cdef extern from *:
     int F_OFD_GETLK
     int F_WRLCK
     int F_UNLCK
+    int close(int fd) noexcept nogil
     int life_call(int fd, int command, int type, unsigned byte, unsigned count, int* found_type, int* found_pid) noexcept nogil
     int open_file(const char* path) noexcept nogil
     unsigned long long epoch_now() noexcept nogil
@@ -160,6 +161,12 @@ def open_into(str path, list opened) -> None:
     if fd < 0:
         raise OSError(errno, os.strerror(errno), path)
     opened.append(fd)
+
+
+def close_kept(dict kept, str namespace) -> None:
+    """Take a life file out of those that are kept and close it, with no moment in between for a signal handler."""
+    cdef int fd = kept.pop(namespace).fd
+    close(fd)
 
 
 def own(int fd, uint32_t slot) -> bool:

@@ -88,7 +88,9 @@ def find_life(namespace: str) -> LifeFile | None:
             return None
         _life_files[namespace] = life = LifeFile(opened[0], _life.epoch())
     except BaseException:
-        close_all(opened)
+        kept = _life_files.get(namespace)
+        if kept is None or kept.fd not in opened:       # else it was kept already when the interrupt came
+            close_all(opened)
         raise
     return life
 
@@ -118,7 +120,7 @@ def forget(namespace: str) -> None:
     """Close a life file that lost its name. A cluster of this process that still holds a byte of it goes on as it is."""
     if _life_files[namespace].held:
         raise LLMException(f"namespace was removed: {segment.SHM_DIR}/{life_name(namespace)} has no name any more")
-    os.close(_life_files.pop(namespace).fd)
+    _life.close_kept(_life_files, namespace)
 
 
 def cold(namespace: str, life: LifeFile, deadline: float, check: Callable[[], None] | None = None) -> ColdLock:
