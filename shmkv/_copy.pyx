@@ -26,6 +26,22 @@ cdef extern from "_kernels.h" nogil:
     size_t shmkv_kernel_count()
     void shmkv_copy_fence()
 
+cdef extern from *:
+    """
+    /* What the calling thread's last copy did: kept here, because several threads pull at once. */
+    static __thread uint64_t last_nbytes;
+    static __thread int64_t last_wait_ns, last_copy_ns;
+    static inline void last_copy_set(uint64_t nbytes, int64_t wait_ns, int64_t copy_ns)
+    { last_nbytes = nbytes; last_wait_ns = wait_ns; last_copy_ns = copy_ns; }
+    static inline uint64_t last_copy_nbytes(void) { return last_nbytes; }
+    static inline int64_t last_copy_wait_ns(void) { return last_wait_ns; }
+    static inline int64_t last_copy_copy_ns(void) { return last_copy_ns; }
+    """
+    void last_copy_set(uint64_t nbytes, int64_t wait_ns, int64_t copy_ns) noexcept nogil
+    uint64_t last_copy_nbytes() noexcept nogil
+    int64_t last_copy_wait_ns() noexcept nogil
+    int64_t last_copy_copy_ns() noexcept nogil
+
 cdef struct Run:
     const char* src
     char* dst
@@ -102,6 +118,18 @@ cdef int copy_share_and_look(void* context, uint64_t share) noexcept nogil:
     cdef Job* job = <Job*>context
     cdef int status = copy_share(context, share)
     return status if status != 0 else job.check(job.context)
+
+
+cdef void last_copy_note(uint64_t nbytes, int64_t wait_ns, int64_t copy_ns) noexcept nogil:
+    """Remember what a successful pull or copy of the calling thread did."""
+    last_copy_set(nbytes, wait_ns, copy_ns)
+
+
+cdef void last_copy_read(uint64_t* nbytes, int64_t* wait_ns, int64_t* copy_ns) noexcept nogil:
+    """What the calling thread's last successful pull or copy did, all 0 before the first."""
+    nbytes[0] = last_copy_nbytes()
+    wait_ns[0] = last_copy_wait_ns()
+    copy_ns[0] = last_copy_copy_ns()
 
 
 def supported_kernels() -> list:

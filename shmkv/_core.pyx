@@ -2,9 +2,9 @@
 """One pull. `pull_locked` is the table of contents; each step is one function.
 
   link_enter    queue of this process's threads, then the link's word, one deadline for both (`_link`)
-  find          the row in the peer's directory, pinned by the hazard (`_lookup`)
-  attach        the segment, once, kept (`_mapping`)
-  make_plan     every bound, on private copies (`_plan`)
+  find          the row, or the blocks, in the peer's directory, pinned by the hazard (`_lookup`)
+  attach        the segment, once, kept (`_attached`)
+  make_plan     every bound, on private copies (`_plan`, `_blocks`)
   move          the bytes; deadline, signals, link and peer are looked at every few MiB (`_copy`)
   finish        were the bytes the row's all the time? then coverage, consume
   link_leave    word released, next thread
@@ -12,8 +12,6 @@
 `pull_now` goes in and out of the lock. Python stands before it and behind it (`_pull`, `transfer.py`).
 """
 from libc.errno cimport ENOENT, ENOMEM
-from libc.stdlib cimport free, malloc
-from libc.string cimport memset
 
 from shmkv._attached cimport (
     ATTACH_SIZE,
@@ -26,19 +24,19 @@ from shmkv._attached cimport (
     table_find,
     table_init,
 )
-from shmkv._copy cimport MOVE_DIRECT, MOVE_GATHER, MOVE_SCATTER, move
+from shmkv._blocks cimport plan_for_blocks
+from shmkv._copy cimport MOVE_DIRECT, last_copy_note, move
+from shmkv._coverage cimport consume, cover, is_full
 from shmkv._crash cimport crash_point
 from shmkv._futex cimport (
-    add32_seq,
     add64_relaxed,
     load32_acquire,
-    load32_seq,
     load64_acquire,
     load64_relaxed,
     now_ns,
     store64_relaxed,
-    swap32_seq,
 )
+from shmkv._kept_plans cimport plan_for
 from shmkv._layout cimport (
     COUNT_BYTES,
     COUNT_COPY_NS,
@@ -58,49 +56,31 @@ from shmkv._layout cimport (
     word_state,
 )
 from shmkv._link cimport (
-    LINK_BUSY,
     LINK_FORKED,
     LINK_TIMEOUT,
-    SIGNALS_NS,
     is_forked,
-    is_inside,
     link_enter,
     link_leave,
     look_at_memory,
     look_between_chunks,
-    run_signals,
 )
+from shmkv._local cimport local_enter, local_leave
 from shmkv._lookup cimport (
     FIND_NEVER,
+    FIND_UNPUBLISHED,
     FoundRow,
-    consume,
-    cover,
+    find_blocks,
     find_key,
     find_row,
-    is_full,
+    look_at_rows,
     pin,
     recheck,
+    recheck_rows,
     unpin,
     why_ended,
-    FIND_UNPUBLISHED,
 )
-from shmkv._plan cimport PLAN_DAMAGED, Plan, ShapeList, build, check_destination, plan_for, plan_free
-
-cdef extern from *:
-    """
-    /* What the calling thread's last pull did: kept here, because several threads pull at once. */
-    static __thread uint64_t last_nbytes;
-    static __thread int64_t last_wait_ns, last_copy_ns;
-    static inline void last_pull_note(uint64_t nbytes, int64_t wait_ns, int64_t copy_ns)
-    { last_nbytes = nbytes; last_wait_ns = wait_ns; last_copy_ns = copy_ns; }
-    static inline uint64_t last_pull_nbytes(void) { return last_nbytes; }
-    static inline int64_t last_pull_wait_ns(void) { return last_wait_ns; }
-    static inline int64_t last_pull_copy_ns(void) { return last_copy_ns; }
-    """
-    void last_pull_note(uint64_t nbytes, int64_t wait_ns, int64_t copy_ns) noexcept nogil
-    uint64_t last_pull_nbytes() noexcept nogil
-    int64_t last_pull_wait_ns() noexcept nogil
-    int64_t last_pull_copy_ns() noexcept nogil
+from shmkv._plan cimport PLAN_DAMAGED, PLAN_SRC_BLOCK, Plan
+from shmkv._within cimport COPY_DST_GONE, check_target
 
 cdef enum:
     POPULATE_NBYTES = 64 << 20
@@ -117,8 +97,8 @@ cdef int pull_now(Link* link, Local* dst, Request* want) noexcept nogil:
     """0 or the answer of the first step that did not pass."""
     cdef int status
     if not local_enter(dst):
-        return PULL_DST_GONE
-    status = check_destination(dst.shapes, dst.num_tensors, &want.select)
+        return COPY_DST_GONE
+    status = check_target(dst, &want.select, want.blocks)
     if status == 0:
         status = link_enter(link, &want.wait)
         if status == 0:
@@ -166,10 +146,12 @@ cdef int find(Link* link, Request* want, FoundRow* found) noexcept nogil:
     """The row, pinned and published. What changes between the look and the pin is looked up again, until the deadline."""
     cdef int status
     while True:
-        if want.by_key:
+        if want.by == BY_KEY:
             status = find_key(link.directory, &want.key, found)
             if status == FIND_NEVER:
                 return why_ended(link.directory, &want.key)
+        elif want.by == BY_BLOCKS_KEY:
+            status = find_blocks(link.directory, want.key.words[2], found)
         else:
             status = find_row(link.directory, want.cache_id, want.select.src_row, found)
         if status != 0:
@@ -178,11 +160,21 @@ cdef int find(Link* link, Request* want, FoundRow* found) noexcept nogil:
             break
         if now_ns() >= want.wait.deadline_ns:
             return LINK_TIMEOUT
+    status = look_at_progress(link, want, found)
+    if status != 0:
+        unpin(link.mine)
+    return status
+
+
+cdef int look_at_progress(Link* link, Request* want, FoundRow* found) noexcept nogil:
+    """Are the bytes of what was found published, as far as they are wanted? 0, FIND_UNPUBLISHED or PLAN_SRC_BLOCK."""
+    cdef uint64_t tensors = tensors_wanted(want, &found.copy)
+    if want.by == BY_BLOCKS_KEY:
+        if want.blocks.src_max >= found.copy.num_rows:
+            return PLAN_SRC_BLOCK
+        return look_at_rows(link.directory, found, want.blocks.src, want.blocks.count, tensors, want.blocks.seen)
     want.select.src_row = found.batch_index
-    if load32_acquire(&found.row.progress) >= tensors_wanted(want, &found.copy):    # consume: progress
-        return 0
-    unpin(link.mine)
-    return FIND_UNPUBLISHED
+    return 0 if load32_acquire(&found.row.progress) >= tensors else FIND_UNPUBLISHED    # consume: progress
 
 
 cdef uint64_t tensors_wanted(const Request* want, const CacheRecord* cache) noexcept nogil:
@@ -235,6 +227,9 @@ cdef int make_plan(Link* link, Request* want, const CacheRecord* cache, uint64_t
     cdef TensorRecord* shared = tensor_at(link.directory, cache.first_tensor)
     if cache.num_tensors == 0:
         return PLAN_DAMAGED
+    if want.blocks != NULL:
+        return plan_for_blocks(&link.plans, <const char*>shared, sizeof(TensorRecord), cache.num_tensors, cache.num_rows, nbytes,
+                               dst.shapes, &want.select, want.blocks, plan)
     return plan_for(&link.plans, <const char*>shared, sizeof(TensorRecord), cache.num_tensors, cache.num_rows, nbytes, dst.shapes,
                     dst.number, &want.select, plan)
 
@@ -242,7 +237,10 @@ cdef int make_plan(Link* link, Request* want, const CacheRecord* cache, uint64_t
 cdef int finish(Link* link, Request* want, FoundRow* found) noexcept nogil:
     """After the last byte: still the same row? Then mark what was pulled, and consume the key when all was."""
     cdef uint32_t count = <uint32_t>want.select.dst_count
-    cdef int status = recheck(found, want.by_key)
+    cdef int status
+    if want.by == BY_BLOCKS_KEY:
+        return recheck_rows(link.directory, found, want.blocks.src, want.blocks.count, want.blocks.seen, want.wait.entered_ns)
+    status = recheck(found, want.by == BY_KEY)
     if status != 0:
         return status
     crash_point(b"rechecked")
@@ -273,116 +271,8 @@ cdef void count(Link* link, const Request* want, int status) noexcept nogil:
         count_up(&counters[COUNT_PULLS], 1)
         count_up(&counters[COUNT_BYTES], want.nbytes)
         count_up(&counters[COUNT_COPY_NS], <uint64_t>copied_ns)
-        last_pull_note(want.nbytes, waited_ns, copied_ns)
+        last_copy_note(want.nbytes, waited_ns, copied_ns)
     elif status == LINK_TIMEOUT:
         count_up(&counters[COUNT_TIMEOUTS], 1)
     else:
         count_up(&counters[COUNT_FAILED], 1)
-
-
-# -- a copy inside this process --------------------------------------------------------------------------------------
-
-cdef int copy_now(Local* src, Local* dst, Request* want) noexcept nogil:
-    """Between two caches of this process, or within one: the result is as if through a temporary. The caller keeps the source
-    from being freed."""
-    cdef Plan plan
-    cdef int status
-    if is_inside():
-        return LINK_BUSY
-    if not local_enter(dst):
-        return PULL_DST_GONE
-    memset(&plan, 0, sizeof(Plan))
-    status = check_destination(dst.shapes, dst.num_tensors, &want.select)
-    if status == 0:
-        status = build(&plan, src.shapes, src.num_tensors, dst.shapes, &want.select)
-    if status == 0:
-        status = move_within(&plan, src, dst, want)
-    if status == 0:
-        last_pull_note(plan.nbytes, 0, now_ns() - want.wait.begin_ns)
-    plan_free(&plan)
-    local_leave(dst)
-    return status
-
-
-cdef int move_within(const Plan* plan, Local* src, Local* dst, Request* want) noexcept nogil:
-    cdef char* between
-    cdef int status
-    if src != dst or want.select.src_row != want.select.dst_row:
-        return move(plan, src.base, -1, dst.base, MOVE_DIRECT, look_at_clock, &want.wait)
-    # The same row of one cache: windows of source and destination can overlap.
-    between = <char*>malloc(plan.nbytes)
-    if between == NULL:
-        return -ENOMEM
-    status = move(plan, src.base, -1, between, MOVE_GATHER, look_at_clock, &want.wait)
-    if status == 0:
-        status = move(plan, between, -1, dst.base, MOVE_SCATTER, look_at_clock, &want.wait)
-    free(between)
-    return status
-
-
-cdef int look_at_clock(void* context) noexcept nogil:
-    cdef Patience* wait = <Patience*>context
-    cdef int64_t now = now_ns()
-    if now >= wait.deadline_ns:
-        return LINK_TIMEOUT
-    return run_signals(wait) if wait.is_main and now - wait.signals_ns >= SIGNALS_NS else 0
-
-
-# -- caches of this process ------------------------------------------------------------------------------------------
-
-cdef bint local_enter(Local* cache) noexcept nogil:
-    """Count this call in, unless the cache was closed; seq_cst on both sides, as with hazards."""
-    add32_seq(&cache.uses, 1)
-    if load32_seq(&cache.is_open):
-        return True
-    local_leave(cache)
-    return False
-
-
-cdef void local_leave(Local* cache) noexcept nogil:
-    add32_seq(&cache.uses, <uint32_t>-1)
-
-
-cdef uint64_t local_numbers = 0
-
-
-cdef class LocalCache:
-    """Tensors of one cache in this process.
-
-    `shapes`: a ShapeList, or one (offset, nbytes, outer, rows, inner) a tensor, in bytes from the start of `region`.
-    """
-
-    def __cinit__(self, Region region, shapes):
-        cdef Local* local = &self.local
-        self.region = region
-        self.shapes = shapes if isinstance(shapes, ShapeList) else ShapeList(shapes)
-        local.base = region.address
-        local.shapes = self.shapes.shapes
-        local.num_tensors = self.shapes.count
-        local.is_open = 1
-        local.number = add64_relaxed(&local_numbers, 1)
-
-    def close(self):
-        """No new call may use the cache from now on."""
-        swap32_seq(&self.local.is_open, 1, 0)
-
-    @property
-    def uses(self):
-        """Calls of this process that read or write the cache now."""
-        return add32_seq(&self.local.uses, 0)
-
-    def count_in(self):
-        """Keep the cache from being freed until `leave`, also one that was deallocated and lives by its keys. The caller has
-        the owner's lock, so it is not freed meanwhile."""
-        add32_seq(&self.local.uses, 1)
-
-    def leave(self):
-        """The end of a `count_in`."""
-        local_leave(&self.local)
-
-
-cdef void last_pull_read(uint64_t* nbytes, int64_t* wait_ns, int64_t* copy_ns) noexcept nogil:
-    """What the calling thread's last successful pull or copy did, all 0 before the first."""
-    nbytes[0] = last_pull_nbytes()
-    wait_ns[0] = last_pull_wait_ns()
-    copy_ns[0] = last_pull_copy_ns()

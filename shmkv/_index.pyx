@@ -35,7 +35,7 @@ from shmkv._layout cimport (
     row_at,
 )
 from shmkv._link_record cimport side_lives
-from shmkv._lookup cimport Key, id_hash, key_hash
+from shmkv._lookup cimport Key, blocks_hash, id_hash, key_hash, leads_to_blocks
 
 cdef extern from "<sys/mman.h>" nogil:
     int madvise(void* address, size_t nbytes, int advice)
@@ -129,13 +129,17 @@ cdef class KeyIndex:
         self.living = self.used
 
     cdef uint64_t hash_of_entry(self, uint64_t entry):
-        """The lower half of the hash is not in the entry; it follows from the record. The tag's lowest bit tells a
-        cache's id (1) from a key (0)."""
+        """The lower half of the hash is not in the entry; it follows from the record. The tag's lowest bits tell what leads
+        there: a cache's id, a blocks key, a key."""
         cdef RowRecord* row = row_at(self.base, <uint32_t>entry - 2)
         cdef uint32_t slot = load32_relaxed(&row.cache_slot)
         cdef Key key
+        if entry >> 32 & 1 and slot >= CACHES_MAX:
+            return 0                # scribbled by another process
+        if leads_to_blocks(entry >> 32):
+            return blocks_hash(load64_relaxed(&cache_at(self.base, slot).blocks_model_id))
         if entry >> 32 & 1:
-            return id_hash(load64_relaxed(<const uint64_t*>&cache_at(self.base, slot).cache_id)) if slot < CACHES_MAX else 0
+            return id_hash(load64_relaxed(<const uint64_t*>&cache_at(self.base, slot).cache_id))
         load_words(key.words, row.key, sizeof(key.words))
         key.kind = load32_relaxed(&row.key_kind)
         return key_hash(&key)

@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from shmkv._attached cimport AttachedTable
 from shmkv._futex cimport ThreadQueue
 from shmkv._layout cimport LinkRecord, LinkSide
-from shmkv._plan cimport KeptPlans
+from shmkv._kept_plans cimport KeptPlans
 
 
 cdef enum:

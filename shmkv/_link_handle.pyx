@@ -18,6 +18,7 @@ from shmkv._futex cimport (
     store32_release,
     store64_release,
 )
+from shmkv._kept_plans cimport plans_free
 from shmkv._layout cimport (
     LINK_LIVE,
     LINK_REMOVED,
@@ -33,7 +34,6 @@ from shmkv._layout cimport (
 from shmkv._life cimport process_epoch
 from shmkv._link cimport LINK_INTERRUPTED, Patience, link_enter, link_leave, look, patience_init, raise_pending
 from shmkv._link_record cimport end_link, is_idle
-from shmkv._plan cimport plans_free
 
 
 cdef class LinkHandle:

@@ -19,7 +19,7 @@ cdef struct Key:
 
 
 cdef struct FoundRow:
-    RowRecord* row
+    RowRecord* row                  # NULL when a whole blocks cache was found
     CacheRecord* cache
     uint64_t row_word
     uint64_t cache_word
@@ -30,14 +30,23 @@ cdef struct FoundRow:
 
 cdef uint64_t key_hash(const Key* key) noexcept nogil
 cdef uint64_t id_hash(int64_t cache_id) noexcept nogil
+cdef uint64_t blocks_hash(uint64_t model_id) noexcept nogil
+cdef inline bint leads_to_blocks(uint64_t tag) noexcept nogil:
+    """Is this the tag of a blocks key's entry?"""
+    return tag & 3 == 3
+
+
 cdef int find_key(char* base, const Key* key, FoundRow* found) noexcept nogil
 cdef int find_row(char* base, int64_t cache_id, uint32_t batch_index, FoundRow* found) noexcept nogil
+cdef int find_blocks(char* base, uint64_t model_id, FoundRow* found) noexcept nogil
+cdef int look_at_rows(char* base, const FoundRow* found, const uint32_t* rows, uint32_t count, uint64_t tensors,
+                      uint64_t* seen) noexcept nogil
+cdef int recheck_rows(char* base, const FoundRow* found, const uint32_t* rows, uint32_t count, const uint64_t* seen,
+                      int64_t now_ns) noexcept nogil
 cdef bint pin(LinkSide* side, FoundRow* found) noexcept nogil
 cdef void unpin(LinkSide* side) noexcept nogil
 cdef int recheck(FoundRow* found, bint by_key) noexcept nogil
-cdef bint cover(char* base, FoundRow* found, uint32_t first, uint32_t count) noexcept nogil
-cdef bint is_full(char* base, const CacheRecord* cache, uint32_t batch_index, uint64_t row_generation) noexcept nogil
-cdef bint consume(FoundRow* found) noexcept nogil
+cdef bint is_same_row(uint64_t seen, uint64_t word) noexcept nogil
 cdef int why_ended(char* base, const Key* key) noexcept nogil
 cdef Key to_key(tuple words)
 

@@ -14,6 +14,7 @@ from shmkv._futex cimport (
     load64_acquire,
     load64_seq,
     load_words,
+    store64_relaxed,
     store64_release,
     swap64_seq,
 )
@@ -25,6 +26,7 @@ from shmkv._layout cimport (
     ENDED_RING,
     INDEX_LOG2_MAX,
     INDEX_LOG2_MIN,
+    KEY_BLOCKS,
     KEY_NONE,
     ROW_CONSUMED,
     ROW_CONSUMED_OUT,
@@ -68,8 +70,10 @@ cdef inline uint64_t mix(uint64_t x) noexcept nogil:
     return x ^ x >> 31
 
 
-# Lowest bit of an entry's tag: the entry leads from a cache's id to its first row, not from a key.
-cdef uint64_t ID_BIT = <uint64_t>1 << 32
+# Lowest bits of an entry's tag: the entry leads from a cache's id, or from a blocks key, to the first row of a cache; else from a
+# key to its row.
+cdef uint64_t CACHE_BIT = <uint64_t>1 << 32
+cdef uint64_t BLOCKS_BIT = <uint64_t>1 << 33
 
 
 cdef uint64_t key_hash(const Key* key) noexcept nogil:
@@ -77,11 +81,15 @@ cdef uint64_t key_hash(const Key* key) noexcept nogil:
     cdef uint64_t x = mix(key.kind + 0x9E3779B97F4A7C15ULL)
     x = mix(x ^ key.words[2])
     x = mix(x ^ key.words[1])
-    return mix(x ^ key.words[0]) & ~ID_BIT
+    return mix(x ^ key.words[0]) & ~CACHE_BIT
 
 
 cdef uint64_t id_hash(int64_t cache_id) noexcept nogil:
-    return mix(<uint64_t>cache_id ^ 0xD1B54A32D192ED03ULL) | ID_BIT
+    return (mix(<uint64_t>cache_id ^ 0xD1B54A32D192ED03ULL) | CACHE_BIT) & ~BLOCKS_BIT
+
+
+cdef uint64_t blocks_hash(uint64_t model_id) noexcept nogil:
+    return mix(model_id ^ 0xA24BAED4963EE407ULL) | CACHE_BIT | BLOCKS_BIT
 
 
 cdef int copy_cache(char* base, uint32_t slot, FoundRow* found) noexcept nogil:
@@ -149,8 +157,26 @@ cdef int compare_id(char* base, uint32_t index, int64_t cache_id, FoundRow* foun
     return 0 if found.copy.first_row == index and found.copy.cache_id == cache_id else FIND_NEVER
 
 
-cdef int probe(char* base, uint64_t hashed, const Key* key, int64_t cache_id, FoundRow* found) noexcept nogil:
-    """Walk the index for a key, or for a cache id when `key` is NULL."""
+cdef int compare_blocks(char* base, uint32_t index, uint64_t model_id, FoundRow* found) noexcept nogil:
+    """Is this the first row of the blocks cache with that key? 0, FIND_NEVER or FIND_REMOVED."""
+    cdef int status = copy_cache(base, load32_relaxed(&row_at(base, index).cache_slot), found)
+    if status != 0:
+        return FIND_NEVER if status == FIND_DAMAGED else status
+    return 0 if found.copy.first_row == index and found.copy.blocks_bound and found.copy.blocks_model_id == model_id \
+        else FIND_NEVER
+
+
+cdef int compare(char* base, uint32_t index, uint64_t hashed, const Key* key, uint64_t number, FoundRow* found) noexcept nogil:
+    """Is the row that an entry leads to the one that is looked for?"""
+    if key != NULL:
+        return compare_row(base, index, key, found)
+    if leads_to_blocks(hashed >> 32):
+        return compare_blocks(base, index, number, found)
+    return compare_id(base, index, <int64_t>number, found)
+
+
+cdef int probe(char* base, uint64_t hashed, const Key* key, uint64_t number, FoundRow* found) noexcept nogil:
+    """Walk the index for a key; for a cache id or the model id of a blocks key when `key` is NULL."""
     cdef DirectoryHeader* header = directory_header(base)
     cdef uint64_t index_word, entry
     cdef uint64_t* entries
@@ -174,7 +200,7 @@ cdef int probe(char* base, uint64_t hashed, const Key* key, int64_t cache_id, Fo
                 row -= 2
                 if row >= load32_acquire(&header.rows_reserved) or row >= ROWS_MAX:
                     return FIND_DAMAGED
-                status = compare_row(base, row, key, found) if key != NULL else compare_id(base, row, cache_id, found)
+                status = compare(base, row, hashed, key, number, found)
                 if status == 0 or status == FIND_DAMAGED:
                     return status
                 if status != FIND_NEVER:
@@ -195,7 +221,7 @@ cdef int find_row(char* base, int64_t cache_id, uint32_t batch_index, FoundRow* 
     cdef int status
     if cache_id <= 0:
         return FIND_NEVER
-    status = probe(base, id_hash(cache_id), NULL, cache_id, found)
+    status = probe(base, id_hash(cache_id), NULL, <uint64_t>cache_id, found)
     if status != 0:
         return status
     if batch_index >= found.copy.num_rows:
@@ -207,11 +233,33 @@ cdef int find_row(char* base, int64_t cache_id, uint32_t batch_index, FoundRow* 
     return 0
 
 
+cdef int find_blocks(char* base, uint64_t model_id, FoundRow* found) noexcept nogil:
+    """The living blocks cache that a blocks key names, without any row of it: 0 or FIND_*."""
+    cdef int status = probe(base, blocks_hash(model_id), NULL, model_id, found)
+    found.row = NULL
+    return status
+
+
+cdef int look_at_rows(char* base, const FoundRow* found, const uint32_t* rows, uint32_t count, uint64_t tensors,
+                      uint64_t* seen) noexcept nogil:
+    """Are `tensors` tensors of each of these rows published? `seen` gets their words, for `recheck_rows`. The cache is pinned and
+    the numbers are below its num_rows. 0 or FIND_UNPUBLISHED."""
+    cdef RowRecord* row
+    cdef uint32_t i
+    for i in range(count):
+        row = row_at(base, found.copy.first_row + rows[i])
+        seen[i] = load64_seq(&row.word)         # before the progress: who takes bytes back changes the progress first
+        if load32_acquire(&row.progress) < tensors:     # consume: progress
+            return FIND_UNPUBLISHED
+    return 0
+
+
 cdef bint pin(LinkSide* side, FoundRow* found) noexcept nogil:
     """Set the hazard, then look again: True if nothing changed meanwhile and the cache stays until unpin."""
     exchange64_seq(&side.hazard, word_generation(found.cache_word))
     crash_point(b"hazard-set")
-    if load64_seq(&found.cache.word) == found.cache_word and load64_seq(&found.row.word) == found.row_word:
+    if load64_seq(&found.cache.word) == found.cache_word \
+            and (found.row == NULL or load64_seq(&found.row.word) == found.row_word):
         return True
     unpin(side)
     return False
@@ -229,75 +277,42 @@ cdef int recheck(FoundRow* found, bint by_key) noexcept nogil:
     Another reader may have consumed the key meanwhile. A key that was removed or bound anew is gone: its owner may have begun
     to write other bytes into the row.
     """
-    cdef uint64_t word, cache_word
+    cdef uint64_t word
     fence_acquire()                 # after the last byte
     word = load64_seq(&found.row.word)
-    cache_word = load64_seq(&found.cache.word)
-    # Retired meanwhile: the owner wants the memory and waits for our hazard. FREE or another generation: it has taken us for
-    # dead, so the bytes may be anybody's.
-    if word_generation(cache_word) != word_generation(found.cache_word) or word_state(cache_word) == CACHE_FREE:
+    if not is_still_there(found):
         return FIND_REMOVED
-    if word == found.row_word:
-        return 0
-    if word_generation(word) == word_generation(found.row_word):
-        return 0 if not by_key or word_state(word) in (ROW_CONSUMED, ROW_CONSUMED_OUT) else FIND_REMOVED
-    # A row without a key that got its first one is still the same row.
-    if word_state(found.row_word) == ROW_UNBOUND and word_generation(word) == word_generation(found.row_word) + 1:
-        return 0
-    return FIND_REMOVED
+    if by_key and word != found.row_word and word_generation(word) == word_generation(found.row_word):
+        return 0 if word_state(word) in (ROW_CONSUMED, ROW_CONSUMED_OUT) else FIND_REMOVED
+    return 0 if is_same_row(found.row_word, word) else FIND_REMOVED
 
 
-# -- coverage: which tensors of a key have been pulled ----------------------------------------------------------------
-
-cdef inline uint64_t* coverage_words(char* base, const CacheRecord* cache, uint32_t batch_index) noexcept nogil:
-    return coverage_at(base, cache.first_coverage + batch_index * cache.coverage_lines)
-
-
-cdef inline uint64_t word_bits(uint32_t first, uint32_t count, uint32_t number) noexcept nogil:
-    """The bits of coverage word `number` for tensors [first, first + count)."""
-    cdef uint32_t low = number * TENSORS_PER_WORD
-    cdef uint32_t begin = first if first > low else low
-    cdef uint32_t end = first + count if first + count < low + TENSORS_PER_WORD else low + TENSORS_PER_WORD
-    if end <= begin:
-        return 0
-    return ((<uint64_t>1 << (end - low)) - 1) & ~((<uint64_t>1 << (begin - low)) - 1)
+cdef int recheck_rows(char* base, const FoundRow* found, const uint32_t* rows, uint32_t count, const uint64_t* seen,
+                      int64_t now_ns) noexcept nogil:
+    """The same for the rows that `look_at_rows` saw, which no key is asked of."""
+    cdef RowRecord* row
+    cdef uint32_t i
+    fence_acquire()                 # after the last byte
+    for i in range(count):
+        row = row_at(base, found.copy.first_row + rows[i])
+        if not is_same_row(seen[i], load64_seq(&row.word)):
+            return FIND_REMOVED
+        store64_relaxed(&row.last_use_ns, <uint64_t>now_ns)
+    return 0 if is_still_there(found) else FIND_REMOVED
 
 
-cdef bint cover(char* base, FoundRow* found, uint32_t first, uint32_t count) noexcept nogil:
-    """Mark tensors as pulled; False if a word belongs to another binding of the row."""
-    cdef uint64_t* words = coverage_words(base, &found.copy, found.batch_index)
-    cdef uint64_t seen, bits, tag = word_generation(found.row_word) << 32
-    cdef uint32_t number
-    for number in range(first // TENSORS_PER_WORD, (first + count - 1) // TENSORS_PER_WORD + 1):
-        bits = word_bits(first, count, number)
-        while True:
-            seen = load64_seq(&words[number])
-            if seen & 0xFFFFFFFF00000000ULL != tag:
-                return False
-            crash_point(b"covering")
-            if seen & bits == bits or swap64_seq(&words[number], seen, seen | bits):
-                break
-    return True
+cdef inline bint is_still_there(const FoundRow* found) noexcept nogil:
+    """Retired meanwhile: the owner wants the memory and waits for our hazard. FREE or another generation: it has taken us for
+    dead, so the bytes may be anybody's."""
+    cdef uint64_t word = load64_seq(&found.cache.word)
+    return word_generation(word) == word_generation(found.cache_word) and word_state(word) != CACHE_FREE
 
 
-cdef bint is_full(char* base, const CacheRecord* cache, uint32_t batch_index, uint64_t row_generation) noexcept nogil:
-    """Have all tensors of this binding of the row been pulled?"""
-    cdef uint64_t* words = coverage_words(base, cache, batch_index)
-    cdef uint32_t number
-    for number in range((cache.num_tensors + TENSORS_PER_WORD - 1) // TENSORS_PER_WORD):
-        if load64_seq(&words[number]) != (row_generation << 32 | word_bits(0, cache.num_tensors, number)):
-            return False
-    return True
-
-
-cdef bint consume(FoundRow* found) noexcept nogil:
-    """LIVE -> CONSUMED, once; True for the one who did it."""
-    crash_point(b"consuming")
-    if not swap64_seq(&found.row.word, found.row_word, make_word(word_generation(found.row_word), ROW_CONSUMED)):
-        return False
-    crash_point(b"consumed")
-    add32_seq(&found.cache.consumed, 1)         # after the swap: who sees the count finds the row consumed
-    return True
+cdef bint is_same_row(uint64_t seen, uint64_t word) noexcept nogil:
+    """Has a row had the same bytes since its word was `seen`, whatever became of a key? One without a key that got its first is
+    still the same row."""
+    return word_generation(word) == word_generation(seen) \
+        or (word_state(seen) == ROW_UNBOUND and word_generation(word) == word_generation(seen) + 1)
 
 
 cdef int why_ended(char* base, const Key* key) noexcept nogil:
@@ -343,6 +358,8 @@ def describe(Region directory, tuple words, uint32_t batch_index):
     cdef int status
     if key.kind == KEY_NONE:
         status = find_row(directory.address, <int64_t>key.words[0], batch_index, &found)
+    elif key.kind == KEY_BLOCKS:
+        status = find_blocks(directory.address, key.words[2], &found)
     else:
         status = find_key(directory.address, &key, &found)
     if status != 0 or found.copy.num_tensors == 0:

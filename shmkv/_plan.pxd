@@ -12,15 +12,27 @@ cdef enum:
     PLAN_COUNTS = -1206             # unequal numbers of selected tensors
     PLAN_DAMAGED = -1207            # a tensor record that no owner writes
     PLAN_DIVISOR = -1208            # the source's tensors are not whole layers
+    PLAN_DST_BLOCK = -1209          # a block beyond the destination's
+    PLAN_SRC_BLOCK = -1210          # a block beyond the source's
+    PLAN_BLOCK_NBYTES = -1211       # blocks of unequal bytes
+    PLAN_BLOCKS_WINDOW = -1212      # more blocks than the row on the other side has room for
+    PLAN_HEADS = -1213              # the source's rows are not whole groups of heads
+
+
+cdef enum:
+    SHAPE_RECORD_NBYTES = 40        # of a Shape: its first five numbers, which a TensorRecord begins with
 
 
 cdef struct Shape:
-    # One tensor seen as rows: row b is `outer` pieces of `inner` bytes, `rows * inner` apart, the first at `b * inner`.
-    uint64_t offset                 # of the tensor, in bytes from the segment's start
-    uint64_t nbytes
+    # One tensor seen as rows: row b is `outer` pieces of `inner` bytes, piece p at `p * piece_pitch + b * row_pitch`.
+    uint64_t offset                 # of the tensor, in bytes from the start of its memory
+    uint64_t nbytes                 # from its first to its last byte
     uint64_t outer
     uint64_t rows
     uint64_t inner
+    # In a segment nothing lies between rows: `inner` and `rows * inner`. Memory of the caller may have gaps.
+    uint64_t row_pitch
+    uint64_t piece_pitch
 
 
 cdef class ShapeList:
@@ -42,6 +54,10 @@ cdef struct Selection:
     int64_t src_count               # -1 = all
     int64_t dst_count
     uint32_t divisor                # tensors a layer that must divide the source's number of tensors, 0 = any
+    # Some of the heads: `window` bytes of each group of heads, 0 = whole rows. A side that has all of its heads taken has period 0.
+    uint64_t window
+    uint64_t src_period             # bytes of all heads
+    uint64_t dst_period
 
 
 cdef struct Span:
@@ -65,25 +81,6 @@ cdef struct Plan:
     uint64_t nbytes                 # in all
 
 
-cdef enum:
-    PLANS_KEPT = 8
-
-
-cdef struct KeptPlan:
-    Selection want
-    uint64_t dst_number             # of the destination; numbers are never used again
-    uint64_t src_nbytes             # of the source's segment, for which the bounds were checked
-    uint64_t used                   # tick of the last use; 0 = empty
-    uint32_t src_count
-    Shape* src                      # private copies of the source's tensor records
-    Plan plan
-
-
-cdef struct KeptPlans:
-    KeptPlan kept[PLANS_KEPT]
-    uint64_t tick
-
-
 cdef inline void advance(Span* span, uint64_t step) noexcept nogil:
     """Go `step` bytes on; the step ends at the end of a piece at the latest, on either side."""
     span.nbytes -= step
@@ -99,11 +96,24 @@ cdef inline void advance(Span* span, uint64_t step) noexcept nogil:
         span.dst_left = span.dst_inner
 
 
+cdef inline uint64_t row_nbytes(const Shape* shape) noexcept nogil:
+    return shape.outer * shape.inner
+
+
+cdef inline void set_dense(Shape* shape) noexcept nogil:
+    """Rows and pieces follow each other without a gap, as in every segment."""
+    shape.row_pitch = shape.inner
+    shape.piece_pitch = shape.rows * shape.inner
+
+
 cdef Span seek(const Plan* plan, uint64_t offset, uint32_t* number) noexcept nogil
 cdef int check_shape(const Shape* shape, uint64_t segment_nbytes) noexcept nogil
 cdef int check_destination(const Shape* dst, uint32_t dst_tensors, Selection* want) noexcept nogil
+cdef int reserve_spans(Plan* plan, uint64_t count) noexcept nogil
+cdef void place(const Shape* shape, uint64_t row, uint64_t offset, uint64_t* at, uint64_t* left, uint64_t* inner,
+                uint64_t* gap) noexcept nogil
+cdef void add(Plan* plan, const Span* span) noexcept nogil
+cdef int check_tensors(const Selection* want, uint32_t src_tensors) noexcept nogil
 cdef int build(Plan* plan, const Shape* src, uint32_t src_tensors, const Shape* dst, const Selection* want) noexcept nogil
+cdef list plan_runs(const Plan* plan)
 cdef void plan_free(Plan* plan) noexcept nogil
-cdef int plan_for(KeptPlans* plans, const char* records, uint32_t record_nbytes, uint32_t src_count, uint64_t src_rows,
-                  uint64_t src_nbytes, const Shape* dst, uint64_t dst_number, const Selection* want, Plan** plan) noexcept nogil
-cdef void plans_free(KeptPlans* plans) noexcept nogil

@@ -1,7 +1,7 @@
 """Types of a plan as a Python value, and the faults of a selection."""
 from typing import Final, TypeAlias
 
-_Shape: TypeAlias = tuple[int, int, int, int, int]
+_Shape: TypeAlias = tuple[int, ...]
 
 DST_ROW: Final[int]
 DST_RANGE: Final[int]
@@ -11,12 +11,18 @@ SRC_RANGE: Final[int]
 COUNTS: Final[int]
 DAMAGED: Final[int]
 DIVISOR: Final[int]
+DST_BLOCK: Final[int]
+SRC_BLOCK: Final[int]
+BLOCK_NBYTES: Final[int]
+BLOCKS_WINDOW: Final[int]
+HEADS: Final[int]
 ARGUMENT_FAULTS: Final[frozenset[int]]
 
 class ShapeList:
     def __init__(self, tensors: list[tuple[int, ...]]) -> None: ...
     @property
     def count(self) -> int: ...
+    def moved(self, offsets: list[int]) -> ShapeList: ...
 
 def runs(
     src: list[_Shape],
@@ -31,4 +37,7 @@ def runs(
     dst_first: int = 0,
     src_count: int = -1,
     dst_count: int = -1,
+    window: int = 0,
+    src_period: int = 0,
+    dst_period: int = 0,
 ) -> list[tuple[int, int, int]] | int: ...

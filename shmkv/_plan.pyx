@@ -5,13 +5,16 @@ Order of the checks and their answers: see `check_destination` (before any lock)
 """
 from libc.errno cimport ENOMEM
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memset
 
-from shmkv._futex cimport load_words
+
+cdef enum:
+    SPANS_MAX = 1 << 24             # of one plan: over 1 GiB of them
 
 
 cdef class ShapeList:
-    """From a list of (offset, nbytes, outer, rows, inner[, dtype]), in bytes from the segment's start; not empty."""
+    """From a list of (offset, nbytes, outer, rows, inner[, dtype[, row_pitch, piece_pitch]]), in bytes from the start of the
+    memory; not empty. Without pitches nothing lies between rows."""
 
     def __cinit__(self, list tensors):
         cdef Shape* shape
@@ -25,6 +28,19 @@ cdef class ShapeList:
             shape = &self.shapes[i]
             shape.offset, shape.nbytes, shape.outer, shape.rows, shape.inner = tensors[i][:5]
             self.dtypes[i] = tensors[i][5] if len(tensors[i]) > 5 else 0
+            set_dense(shape)
+            if len(tensors[i]) > 6:
+                shape.row_pitch, shape.piece_pitch = tensors[i][6:]
+
+    def moved(self, list offsets):
+        """The same tensors at other offsets."""
+        cdef uint32_t i
+        tensors = []
+        for i in range(self.count):
+            shape = self.shapes[i]
+            tensors.append((offsets[i], shape.nbytes, shape.outer, shape.rows, shape.inner, self.dtypes[i], shape.row_pitch,
+                            shape.piece_pitch))
+        return ShapeList(tensors)
 
     def __dealloc__(self):
         free(self.shapes)
@@ -47,8 +63,11 @@ cdef int check_shape(const Shape* shape, uint64_t segment_nbytes) noexcept nogil
     return 0
 
 
-cdef inline uint64_t row_nbytes(const Shape* shape) noexcept nogil:
-    return shape.outer * shape.inner
+cdef inline bint reaches(uint64_t stride, uint64_t offset, uint64_t nbytes, uint64_t part, uint64_t period) noexcept nogil:
+    """Do `nbytes` from `offset` on fit a row of `stride` bytes: at a stretch, or `part` of each `period`?"""
+    if period == 0:
+        return offset <= stride and nbytes <= stride - offset
+    return offset + part <= period and stride % period == 0 and stride // period == nbytes // part
 
 
 cdef inline int window(const Shape* dst, const Selection* want, uint64_t* nbytes) noexcept nogil:
@@ -57,10 +76,11 @@ cdef inline int window(const Shape* dst, const Selection* want, uint64_t* nbytes
     if want.dst_offset >= stride:
         return PLAN_DST_WINDOW
     nbytes[0] = stride - want.dst_offset
-    if want.size >= 0:
-        if want.size == 0 or <uint64_t>want.size > nbytes[0]:
-            return PLAN_DST_WINDOW
-        nbytes[0] = <uint64_t>want.size
+    if want.size < 0:
+        return 0
+    nbytes[0] = <uint64_t>want.size
+    if want.size == 0 or not reaches(stride, want.dst_offset, nbytes[0], want.window, want.dst_period):
+        return PLAN_DST_WINDOW
     return 0
 
 
@@ -82,26 +102,31 @@ cdef int check_destination(const Shape* dst, uint32_t dst_tensors, Selection* wa
     return 0
 
 
-cdef int reserve_spans(Plan* plan, uint32_t count) noexcept nogil:
+cdef int reserve_spans(Plan* plan, uint64_t count) noexcept nogil:
+    """Room for `count` spans in an empty plan."""
     cdef Span* spans
+    plan.count = 0
+    plan.nbytes = 0
     if plan.capacity >= count:
         return 0
+    if count > SPANS_MAX:
+        return -ENOMEM
     spans = <Span*>realloc(plan.spans, count * sizeof(Span))
     if spans == NULL:
         return -ENOMEM
     plan.spans = spans
-    plan.capacity = count
+    plan.capacity = <uint32_t>count
     return 0
 
 
-cdef inline void place(const Shape* shape, uint32_t row, uint64_t offset, uint64_t* at, uint64_t* left, uint64_t* inner,
-                       uint64_t* gap) noexcept nogil:
+cdef void place(const Shape* shape, uint64_t row, uint64_t offset, uint64_t* at, uint64_t* left, uint64_t* inner,
+                uint64_t* gap) noexcept nogil:
     """Where byte `offset` of a row stands, how much of its piece is left, and how pieces follow each other."""
     cdef uint64_t piece = offset // shape.inner if shape.outer > 1 else 0
     cdef uint64_t within = offset - piece * shape.inner
     inner[0] = shape.inner
-    gap[0] = (shape.rows - 1) * shape.inner
-    at[0] = shape.offset + (piece * shape.rows + row) * shape.inner + within
+    gap[0] = shape.piece_pitch - shape.inner
+    at[0] = shape.offset + piece * shape.piece_pitch + row * shape.row_pitch + within
     left[0] = shape.inner - within
 
 
@@ -112,7 +137,8 @@ cdef inline bint joins(const Span* before, const Span* span) noexcept nogil:
         and before.src + before.nbytes == span.src and before.dst + before.nbytes == span.dst
 
 
-cdef inline void add(Plan* plan, const Span* span) noexcept nogil:
+cdef void add(Plan* plan, const Span* span) noexcept nogil:
+    """Append a span to a plan that has room for it, or lengthen the last one if the two touch on both sides."""
     cdef Span* last
     if plan.count:
         last = &plan.spans[plan.count - 1]
@@ -127,38 +153,93 @@ cdef inline void add(Plan* plan, const Span* span) noexcept nogil:
     plan.nbytes += span.nbytes
 
 
+cdef int check_tensors(const Selection* want, uint32_t src_tensors) noexcept nogil:
+    """Are the selected tensors of the source there, and as many as the destination's? 0 or PLAN_*."""
+    cdef int64_t count = want.src_count if want.src_count >= 0 else src_tensors
+    if want.divisor and src_tensors % want.divisor:
+        return PLAN_DIVISOR
+    if count == 0 or want.src_first + count > src_tensors:
+        return PLAN_SRC_RANGE
+    return 0 if count == want.dst_count else PLAN_COUNTS
+
+
 cdef int build(Plan* plan, const Shape* src, uint32_t src_tensors, const Shape* dst, const Selection* want) noexcept nogil:
     """Spans of one pull. check_destination has passed and every shape has passed check_shape; 0, PLAN_* or -ENOMEM."""
-    cdef int64_t count = want.src_count if want.src_count >= 0 else src_tensors
     cdef uint64_t nbytes = 0, stride
-    cdef Span span
     cdef int64_t i
     cdef int status
     # The row's length comes first, then the ranges. A source whose selected tensors do not exist has tensor 0's length.
     for i in range(want.dst_count):
         window(&dst[want.dst_first + i], want, &nbytes)
         stride = row_nbytes(&src[want.src_first + i if want.src_first + i < src_tensors else 0])
-        if want.src_offset > stride or nbytes > stride - want.src_offset:
-            return PLAN_SRC_WINDOW
-    if want.divisor and src_tensors % want.divisor:
-        return PLAN_DIVISOR
-    if count == 0 or want.src_first + count > src_tensors:
-        return PLAN_SRC_RANGE
-    if count != want.dst_count:
-        return PLAN_COUNTS
-    status = reserve_spans(plan, <uint32_t>count)
+        if not reaches(stride, want.src_offset, nbytes, want.window, want.src_period):
+            return PLAN_HEADS if want.window else PLAN_SRC_WINDOW
+    status = check_tensors(want, src_tensors)
     if status != 0:
         return status
-    plan.count = 0
-    plan.nbytes = 0
-    for i in range(count):
-        window(&dst[want.dst_first + i], want, &span.nbytes)
-        place(&src[want.src_first + i], want.src_row, want.src_offset, &span.src, &span.src_left, &span.src_inner,
-              &span.src_gap)
-        place(&dst[want.dst_first + i], want.dst_row, want.dst_offset, &span.dst, &span.dst_left, &span.dst_inner,
-              &span.dst_gap)
-        add(plan, &span)
+    if want.window:
+        return build_heads(plan, src, dst, want)
+    status = reserve_spans(plan, <uint64_t>want.dst_count)
+    if status != 0:
+        return status
+    for i in range(want.dst_count):
+        window(&dst[want.dst_first + i], want, &nbytes)
+        add_window(plan, &src[want.src_first + i], &dst[want.dst_first + i], want, want.src_offset, want.dst_offset, nbytes)
     return 0
+
+
+cdef inline void add_window(Plan* plan, const Shape* src, const Shape* dst, const Selection* want, uint64_t src_offset,
+                            uint64_t dst_offset, uint64_t nbytes) noexcept nogil:
+    """`nbytes` from `src_offset` of the source row to `dst_offset` of the destination row."""
+    cdef Span span
+    span.nbytes = nbytes
+    place(src, want.src_row, src_offset, &span.src, &span.src_left, &span.src_inner, &span.src_gap)
+    place(dst, want.dst_row, dst_offset, &span.dst, &span.dst_left, &span.dst_inner, &span.dst_gap)
+    add(plan, &span)
+
+
+cdef inline bint is_even(const Shape* src, const Shape* dst, const Selection* want) noexcept nogil:
+    """Is the distance from one group of heads to the next the same all over the row, on both sides?"""
+    return (src.outer == 1 or want.src_period == 0) and (dst.outer == 1 or want.dst_period == 0)
+
+
+cdef int build_heads(Plan* plan, const Shape* src, const Shape* dst, const Selection* want) noexcept nogil:
+    """Some of the heads of each row: one span a tensor, or one for each group of heads where a row is in pieces itself."""
+    cdef uint64_t groups = <uint64_t>want.size // want.window, spans = 0, group
+    cdef uint64_t src_step = want.src_period or want.window, dst_step = want.dst_period or want.window
+    cdef const Shape* source
+    cdef const Shape* target
+    cdef int64_t i
+    cdef int status
+    for i in range(want.dst_count):
+        spans += 1 if is_even(&src[want.src_first + i], &dst[want.dst_first + i], want) else groups
+    status = reserve_spans(plan, spans)
+    if status != 0:
+        return status
+    for i in range(want.dst_count):
+        source, target = &src[want.src_first + i], &dst[want.dst_first + i]
+        if is_even(source, target, want):
+            add_groups(plan, source, target, want)
+            continue
+        for group in range(groups):
+            add_window(plan, source, target, want, want.src_offset + group * src_step, want.dst_offset + group * dst_step,
+                       want.window)
+    return 0
+
+
+cdef inline void add_groups(Plan* plan, const Shape* src, const Shape* dst, const Selection* want) noexcept nogil:
+    """All groups of heads of a row as the pieces of one span."""
+    cdef Span span
+    span.nbytes = <uint64_t>want.size
+    place(src, want.src_row, want.src_offset, &span.src, &span.src_left, &span.src_inner, &span.src_gap)
+    place(dst, want.dst_row, want.dst_offset, &span.dst, &span.dst_left, &span.dst_inner, &span.dst_gap)
+    if want.src_period:
+        span.src_left = span.src_inner = want.window
+        span.src_gap = want.src_period - want.window
+    if want.dst_period:
+        span.dst_left = span.dst_inner = want.window
+        span.dst_gap = want.dst_period - want.window
+    add(plan, &span)
 
 
 cdef inline void skip(uint64_t* at, uint64_t* left, uint64_t inner, uint64_t gap, uint64_t nbytes) noexcept nogil:
@@ -201,108 +282,37 @@ cdef void plan_free(Plan* plan) noexcept nogil:
     plan.count = plan.capacity = 0
 
 
-# -- plans that are kept: a server pulls the same shape again and again -----------------------------------------------
-
-cdef bint is_for(const KeptPlan* kept, const char* records, uint32_t record_nbytes, uint32_t src_count, uint64_t src_nbytes,
-                 uint64_t dst_number, const Selection* want) noexcept nogil:
-    """Was this plan made from the same numbers? The source's are compared with what stands in shared memory now, the plan uses
-    its own copies of them."""
-    cdef uint32_t i
-    if kept.used == 0 or kept.dst_number != dst_number or kept.src_nbytes != src_nbytes or kept.src_count != src_count:
-        return False
-    if memcmp(&kept.want, want, sizeof(Selection)) != 0:
-        return False
-    for i in range(src_count):
-        if memcmp(&kept.src[i], records + <size_t>i * record_nbytes, sizeof(Shape)) != 0:
-            return False
-    return True
-
-
-cdef int plan_for(KeptPlans* plans, const char* records, uint32_t record_nbytes, uint32_t src_count, uint64_t src_rows,
-                  uint64_t src_nbytes, const Shape* dst, uint64_t dst_number, const Selection* want, Plan** plan) noexcept nogil:
-    """The plan for these tensor records and this selection: a kept one, or a new one in the place of the least recently used.
-
-    `records` stand in shared memory, `record_nbytes` apart, and begin with a Shape each. 0, PLAN_* or -ENOMEM.
-    """
-    cdef KeptPlan* place = &plans.kept[0]
-    cdef KeptPlan* kept
-    cdef int i, status
-    plans.tick += 1
-    for i in range(PLANS_KEPT):
-        kept = &plans.kept[i]
-        if is_for(kept, records, record_nbytes, src_count, src_nbytes, dst_number, want):
-            kept.used = plans.tick
-            plan[0] = &kept.plan
-            return 0
-        if kept.used < place.used:
-            place = kept
-    place.used = 0
-    status = copy_shapes(place, records, record_nbytes, src_count, src_rows, src_nbytes)
-    if status == 0:
-        status = build(&place.plan, place.src, src_count, dst, want)
-    if status != 0:
-        return status
-    memcpy(&place.want, want, sizeof(Selection))
-    place.dst_number = dst_number
-    place.src_nbytes = src_nbytes
-    place.used = plans.tick
-    plan[0] = &place.plan
-    return 0
-
-
-cdef int copy_shapes(KeptPlan* place, const char* records, uint32_t record_nbytes, uint32_t count, uint64_t rows,
-                     uint64_t nbytes) noexcept nogil:
-    """Private copies of the source's tensors, each checked: 0, PLAN_DAMAGED or -ENOMEM."""
-    cdef Shape* shapes = <Shape*>realloc(place.src, count * sizeof(Shape))
-    cdef uint32_t i
-    if shapes == NULL:
-        return -ENOMEM
-    place.src = shapes
-    place.src_count = count
-    for i in range(count):
-        load_words(&shapes[i], records + <size_t>i * record_nbytes, sizeof(Shape))
-        if check_shape(&shapes[i], nbytes) != 0 or shapes[i].rows != rows:
-            return PLAN_DAMAGED
-    return 0
-
-
-cdef void plans_free(KeptPlans* plans) noexcept nogil:
-    """Let go of all that are kept; new ones can be kept afterwards."""
-    cdef int i
-    for i in range(PLANS_KEPT):
-        free(plans.kept[i].src)
-        plan_free(&plans.kept[i].plan)
-    memset(plans, 0, sizeof(KeptPlans))
-
-
 # -- for tests: a plan as a Python value ------------------------------------------------------------------------------
 
 def runs(src: list, dst: list, *, int64_t size=-1, uint64_t src_offset=0, uint64_t dst_offset=0, uint32_t src_row=0,
-         uint32_t dst_row=0, uint32_t src_first=0, uint32_t dst_first=0, int64_t src_count=-1, int64_t dst_count=-1):
+         uint32_t dst_row=0, uint32_t src_first=0, uint32_t dst_first=0, int64_t src_count=-1, int64_t dst_count=-1,
+         uint64_t window=0, uint64_t src_period=0, uint64_t dst_period=0):
     """The runs [(src byte, dst byte, nbytes)] of a selection, or a negative PLAN_* number.
 
-    `src`, `dst`: one (offset, nbytes, outer, rows, inner) a tensor, in bytes.
+    `src`, `dst`: one tuple a tensor, as for ShapeList.
     """
+    cdef ShapeList sources = ShapeList(src), targets = ShapeList(dst)
     cdef Plan plan
     cdef Selection want
-    cdef Span span
-    cdef Shape[64] src_shapes, dst_shapes
-    cdef uint64_t step
-    plan.spans = NULL
-    plan.count = plan.capacity = 0
+    memset(&plan, 0, sizeof(Plan))
+    memset(&want, 0, sizeof(Selection))
     want.size, want.src_offset, want.dst_offset, want.src_row, want.dst_row = size, src_offset, dst_offset, src_row, dst_row
     want.src_first, want.dst_first, want.src_count, want.dst_count = src_first, dst_first, src_count, dst_count
-    want.divisor = 0
-    for i in range(len(src)):
-        src_shapes[i].offset, src_shapes[i].nbytes, src_shapes[i].outer, src_shapes[i].rows, src_shapes[i].inner = src[i]
-    for i in range(len(dst)):
-        dst_shapes[i].offset, dst_shapes[i].nbytes, dst_shapes[i].outer, dst_shapes[i].rows, dst_shapes[i].inner = dst[i]
-    cdef int status = check_destination(dst_shapes, len(dst), &want)
+    want.window, want.src_period, want.dst_period = window, src_period, dst_period
+    cdef int status = check_destination(targets.shapes, targets.count, &want)
     if status == 0:
-        status = build(&plan, src_shapes, len(src), dst_shapes, &want)
-    if status != 0:
+        status = build(&plan, sources.shapes, sources.count, targets.shapes, &want)
+    try:
+        return plan_runs(&plan) if status == 0 else status
+    finally:
         plan_free(&plan)
-        return status
+
+
+cdef list plan_runs(const Plan* plan):
+    """[(src byte, dst byte, nbytes)] in the order in which they are copied."""
+    cdef Span span
+    cdef uint64_t step
+    cdef uint32_t i
     found = []
     for i in range(plan.count):
         span = plan.spans[i]
@@ -310,7 +320,6 @@ def runs(src: list, dst: list, *, int64_t size=-1, uint64_t src_offset=0, uint64
             step = min(span.nbytes, span.src_left, span.dst_left)
             found.append((span.src, span.dst, step))
             advance(&span, step)
-    plan_free(&plan)
     return found
 
 
@@ -322,5 +331,10 @@ SRC_RANGE = PLAN_SRC_RANGE
 COUNTS = PLAN_COUNTS
 DAMAGED = PLAN_DAMAGED
 DIVISOR = PLAN_DIVISOR
-ARGUMENT_FAULTS = frozenset(
-    [PLAN_DST_ROW, PLAN_DST_RANGE, PLAN_DST_WINDOW, PLAN_SRC_WINDOW, PLAN_SRC_RANGE, PLAN_COUNTS, PLAN_DIVISOR])
+DST_BLOCK = PLAN_DST_BLOCK
+SRC_BLOCK = PLAN_SRC_BLOCK
+BLOCK_NBYTES = PLAN_BLOCK_NBYTES
+BLOCKS_WINDOW = PLAN_BLOCKS_WINDOW
+HEADS = PLAN_HEADS
+ARGUMENT_FAULTS = frozenset([DST_ROW, DST_RANGE, DST_WINDOW, SRC_WINDOW, SRC_RANGE, COUNTS, DIVISOR, DST_BLOCK, SRC_BLOCK,
+                             BLOCK_NBYTES, BLOCKS_WINDOW, HEADS])

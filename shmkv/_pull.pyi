@@ -2,21 +2,39 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from shmkv._core import LocalCache
+from shmkv._blocks import BlockLists
 from shmkv._link_handle import LinkHandle
+from shmkv._local import LocalCache
 from shmkv.errors import LLMException
 
 DST_GONE: Final[int]
 
-# `select` has ten numbers; callers cut it up and put it together again, so its length is not part of the type.
+# `select` has ten numbers, or thirteen for some of the heads; callers cut it up and put it together again, so its length is not part of the type.
 def pull(
     handle: LinkHandle, dst: LocalCache, packed: bytes, select: tuple[int, ...], consumes: bool, timeout_ms: int
 ) -> int: ...
 def pull_many(
     handle: LinkHandle, requests: Sequence[tuple[LocalCache, bytes, tuple[int, ...], bool]], timeout_ms: int
 ) -> tuple[int, int]: ...
-def copy(src: LocalCache, dst: LocalCache, select: tuple[int, ...], timeout_ms: int) -> int: ...
-def check(dst: LocalCache, select: tuple[int, ...]) -> int: ...
+def pull_blocks(
+    handle: LinkHandle,
+    dst: LocalCache,
+    packed: bytes,
+    select: tuple[int, ...],
+    lists: BlockLists,
+    consumes: bool,
+    timeout_ms: int,
+) -> int: ...
+def copy(
+    src: LocalCache,
+    dst: LocalCache,
+    select: tuple[int, ...],
+    timeout_ms: int,
+    *,
+    lists: BlockLists | None = None,
+    disjoint: bool = False,
+) -> int: ...
+def check(dst: LocalCache, select: tuple[int, ...], *, lists: BlockLists | None = None) -> int: ...
 def last_pull() -> tuple[int, int, int]: ...
 
 class PreparedPull:

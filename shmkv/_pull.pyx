@@ -7,20 +7,11 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
-from shmkv._core cimport (
-    PULL_DST_GONE,
-    Local,
-    LocalCache,
-    Request,
-    copy_now,
-    last_pull_read,
-    local_enter,
-    local_leave,
-    pull_locked,
-    pull_now,
-)
+from shmkv._blocks cimport BlockLists, Blocks
+from shmkv._copy cimport last_copy_read
+from shmkv._core cimport BY_BLOCKS_KEY, BY_ID, BY_KEY, Request, pull_locked, pull_now
 from shmkv._futex cimport load32_acquire, now_ns
-from shmkv._layout cimport KEY_NONE
+from shmkv._layout cimport KEY_BLOCKS, KEY_NONE
 from shmkv._link cimport (
     LINK_ENDED,
     LINK_FORKED,
@@ -33,17 +24,27 @@ from shmkv._link cimport (
     raise_pending,
 )
 from shmkv._link_handle cimport LinkHandle
-from shmkv._plan cimport Selection, check_destination
+from shmkv._local cimport Local, LocalCache, local_enter, local_leave
+from shmkv._plan cimport Selection
+from shmkv._within cimport COPY_DST_GONE, check_target, copy_now
 
 cdef enum:
     KEY_UNUSABLE = 255              # as in keys.py
 
 
-cdef void request_init(Request* want, tuple select):
-    """`select`: (size, src_offset, dst_offset, src_row, dst_row, src_first, src_count, dst_first, dst_count, divisor)."""
-    cdef Selection* s = &want.select
+cdef int request_init(Request* want, tuple select) except -1:
+    """`select`: (size, src_offset, dst_offset, src_row, dst_row, src_first, src_count, dst_first, dst_count, divisor), and for some
+    of the heads also (window, src_period, dst_period)."""
     memset(want, 0, sizeof(Request))
+    return select_init(&want.select, select)
+
+
+cdef int select_init(Selection* s, tuple select) except -1:
+    if len(select) > 10:
+        s.window, s.src_period, s.dst_period = select[10:]
+        select = select[:10]
     s.size, s.src_offset, s.dst_offset, s.src_row, s.dst_row, s.src_first, s.src_count, s.dst_first, s.dst_count, s.divisor = select
+    return 0
 
 
 cdef int set_key(Request* want, bytes packed) except -1:
@@ -52,11 +53,11 @@ cdef int set_key(Request* want, bytes packed) except -1:
     if len(packed) != sizeof(words):
         raise ValueError(f"a packed key has {sizeof(words)} bytes, not {len(packed)}")
     memcpy(words, <const char*>packed, sizeof(words))
-    want.by_key = words[1] != KEY_NONE
+    want.by = BY_ID if words[1] == KEY_NONE else BY_BLOCKS_KEY if words[1] == KEY_BLOCKS else BY_KEY
     want.key.kind = <uint32_t>words[1]
     want.key.words[0], want.key.words[1], want.key.words[2], want.key.words[3] = words[2], words[3], words[4], 0
     want.cache_id = <int64_t>words[2]
-    want.select.src_row = 0 if want.by_key else <uint32_t>words[5]
+    want.select.src_row = <uint32_t>words[5] if want.by == BY_ID else 0
     return 0
 
 
@@ -126,8 +127,8 @@ cdef int enter_all(Local** locals, Request* wants, int count, int* entered) noex
     cdef int i, status
     for i in range(count):
         if not local_enter(locals[i]):
-            return PULL_DST_GONE
-        status = check_destination(locals[i].shapes, locals[i].num_tensors, &wants[i].select)
+            return COPY_DST_GONE
+        status = check_target(locals[i], &wants[i].select, NULL)
         if status != 0:
             local_leave(locals[i])
             return status
@@ -135,33 +136,57 @@ cdef int enter_all(Local** locals, Request* wants, int count, int* entered) noex
     return 0
 
 
-def copy(LocalCache src, LocalCache dst, tuple select, int64_t timeout_ms):
-    """Copy one row between caches of this process: 0 or a negative status. `select` as in `request_init`."""
+def pull_blocks(LinkHandle handle, LocalCache dst, bytes packed, tuple select, BlockLists lists, bint consumes,
+                int64_t timeout_ms):
+    """Pull many blocks over a link, or a row from or into blocks, in one call of the kernel: 0 or a negative status."""
     cdef Request want
     cdef int status
     request_init(&want, select)
+    set_key(&want, packed)
+    want.blocks = &lists.blocks
+    want.consumes = consumes
     patience_init(&want.wait, timeout_ms)
     with nogil:
-        status = copy_now(&src.local, &dst.local, &want)
+        status = pull_now(&handle.link, &dst.local, &want)
     if status == LINK_INTERRUPTED:
         raise_pending()
     return status
 
 
-def check(LocalCache dst, tuple select):
-    """The destination's part of a pull's checks: 0 or a negative status. `select` as in `request_init`."""
-    cdef Request want
-    request_init(&want, select)
+def copy(LocalCache src, LocalCache dst, tuple select, int64_t timeout_ms, *, BlockLists lists=None, bint disjoint=False):
+    """Copy one row, or the blocks of `lists`, between caches of this process: 0 or a negative status.
+
+    `select` as in `request_init`; `disjoint`: the caller knows that no byte is both read and written.
+    """
+    cdef Selection want
+    cdef Patience wait
+    cdef const Blocks* blocks = NULL if lists is None else &lists.blocks
+    cdef int status
+    memset(&want, 0, sizeof(Selection))
+    select_init(&want, select)
+    patience_init(&wait, timeout_ms)
+    with nogil:
+        status = copy_now(&src.local, &dst.local, &want, blocks, disjoint, &wait)
+    if status == LINK_INTERRUPTED:
+        raise_pending()
+    return status
+
+
+def check(LocalCache dst, tuple select, *, BlockLists lists=None):
+    """The destination's part of a pull's checks: 0 or a negative status. Arguments as for `copy`."""
+    cdef Selection want
+    memset(&want, 0, sizeof(Selection))
+    select_init(&want, select)
     if not load32_acquire(&dst.local.is_open):
-        return PULL_DST_GONE
-    return check_destination(dst.local.shapes, dst.local.num_tensors, &want.select)
+        return COPY_DST_GONE
+    return check_target(&dst.local, &want, NULL if lists is None else &lists.blocks)
 
 
 def last_pull():
     """(bytes, ns waited, ns copied) of the calling thread's last successful pull or copy, all 0 before the first."""
     cdef uint64_t nbytes = 0
     cdef int64_t wait_ns = 0, copy_ns = 0
-    last_pull_read(&nbytes, &wait_ns, &copy_ns)
+    last_copy_read(&nbytes, &wait_ns, &copy_ns)
     return nbytes, wait_ns, copy_ns
 
 
@@ -211,7 +236,7 @@ cdef class PreparedPull:
             return None
         if status == LINK_INTERRUPTED:
             raise_pending()
-        if status in (LINK_ENDED, LINK_PEER_GONE, LINK_FORKED, PULL_DST_GONE):
+        if status in (LINK_ENDED, LINK_PEER_GONE, LINK_FORKED, COPY_DST_GONE):
             return self.go_on_with(key, row)
         raise self.fail(key, row, status)
 
@@ -228,4 +253,4 @@ cdef class PreparedPull:
             self.handle = None
 
 
-DST_GONE = PULL_DST_GONE
+DST_GONE = COPY_DST_GONE

@@ -6,6 +6,7 @@ A cache lives while its id reference or one of its keys does and while anybody r
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import time
 from collections import deque
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from shmkv import _link_record, _lookup, segment
-from shmkv._core import LocalCache
+from shmkv._local import LocalCache
 from shmkv._directory import Directory
 from shmkv._layout import SEGMENT_DATA
 from shmkv._mapping import Region
@@ -24,6 +25,7 @@ from shmkv.expiry import KeyExpiry
 from shmkv.keys import KEY_REQUEST, KeyWords
 from shmkv.membership import Member, Namespace
 from shmkv.pauses import Pauses
+from shmkv.registered import RegisteredCache, RegisteredCaches
 from shmkv.segment import Segment, SegmentPool
 from shmkv.types import CacheDesc
 
@@ -40,7 +42,8 @@ class OwnCache:
     layout: CacheLayout
     segment: Segment
     local: LocalCache
-    blocks_model_id: int | None             # a blocks cache's key
+    is_blocks: bool                         # a blocks cache
+    blocks_model_id: int | None             # and its key
     slot: int = field(default=-1, init=False)
     generation: int = field(default=0, init=False)
     id_alive: bool = field(default=True, init=False)
@@ -56,6 +59,9 @@ class OwnCache:
     def offsets(self) -> tuple[int, ...]:
         """Of the tensors, in bytes from the segment's start."""
         return self.layout.offsets
+
+
+Usable = OwnCache | RegisteredCache         # what a caller's handle stands for
 
 
 class OwnCaches:
@@ -79,8 +85,9 @@ class OwnCaches:
         self._reaped: set[tuple[int, int]] = set()
         self._reaped_count = 0
         self._looked_ns = 0
-        self._next_id = 1
+        self._ids = itertools.count(1)
         self.dropped: deque[OwnCache] = deque()     # those whose last handle is gone, put here without any lock
+        self.registered = RegisteredCaches()
 
     def __iter__(self) -> Iterator[OwnCache]:
         return iter(list(self._by_id.values()))
@@ -93,9 +100,13 @@ class OwnCaches:
                                status_code=LLMStatusCode.LLM_KV_CACHE_NOT_EXIST)
         return cache
 
-    def is_current(self, own: OwnCache) -> bool:
+    def is_current(self, own: Usable) -> bool:
         """Is this a cache of this cluster, and not one of an earlier init with the same id?"""
-        return self._by_id.get(own.cache_id) is own
+        return self._by_id.get(own.cache_id) is own or self.registered.get(own.cache_id) is own
+
+    def next_id(self) -> int:
+        """Ids of allocated and of registered caches are never used again."""
+        return next(self._ids)
 
     # -- making -----------------------------------------------------------------------------------------------------
 
@@ -115,9 +126,8 @@ class OwnCaches:
             made, fresh = self._pool.take(wanted.nbytes, self._make_room)
             if zero and not fresh:
                 made.region.clear(SEGMENT_DATA, wanted.nbytes)
-            cache = OwnCache(self._next_id, wanted, made, LocalCache(made.region, wanted.tensors), blocks_model_id)
-            self._next_id += 1
-            self._record(cache, keys, publish, blocks, key_ttl_ms)
+            cache = OwnCache(self.next_id(), wanted, made, LocalCache(made.region, wanted.tensors), blocks, blocks_model_id)
+            self._record(cache, keys, publish, key_ttl_ms)
             if into is not None:
                 into.append(cache)
         except BaseException as error:
@@ -131,11 +141,11 @@ class OwnCaches:
         if model_id is not None and any(cache.blocks_model_id == model_id and cache.id_alive for cache in self):
             raise LLMParamError(f"blocks key (model_id {model_id}) is bound to a living cache already")
 
-    def _record(self, cache: OwnCache, keys: dict[int, KeyWords], publish: bool, blocks: bool, ttl_ms: int | None) -> None:
+    def _record(self, cache: OwnCache, keys: dict[int, KeyWords], publish: bool, ttl_ms: int | None) -> None:
         wanted = cache.layout
         cache.slot, cache.generation = self._directory.insert(
             cache.segment.region, cache, cache_id=cache.cache_id, serial=cache.segment.serial, tensors=wanted.tensors,
-            num_rows=wanted.rows, published=wanted.desc.num_tensors if publish else 0, kind=int(blocks),
+            num_rows=wanted.rows, published=wanted.desc.num_tensors if publish else 0, kind=int(cache.is_blocks),
             blocks_model_id=cache.blocks_model_id)
         self._by_id[cache.cache_id] = cache
         for row, words in keys.items():
@@ -268,11 +278,13 @@ class OwnCaches:
             self._leaving[cache.cache_id] = cache
             cache.id_alive = False
             cache.local.close()
+            self._directory.end_blocks_key(cache.slot)
 
     def collect(self) -> int:
         """Free what can be freed now: bytes that the system has back (kept segments are not among them)."""
         while self.dropped:
             self._let_go(self.dropped.popleft())
+        self.registered.collect()
         self.expiry.expire_due()
         self._settle()
         freed = sum(self._try_free(cache) for cache in list(self._leaving.values()))
@@ -325,6 +337,7 @@ class OwnCaches:
         deadline = time.monotonic() + timeout_ms / 1000
         for cache in list(self._by_id.values()):
             cache.local.close()
+        self.registered.close()
         pauses = Pauses()
         while any(cache.local.uses for cache in self._by_id.values()) and time.monotonic() < deadline:
             pauses.sleep()
@@ -350,6 +363,19 @@ class OwnCaches:
         if cache is None or cache.retired or row >= cache.desc.batch_size:
             return int(_lookup.NEVER)
         return cache, row, self._directory.row_generation(cache.slot, row)
+
+    def source_by_blocks_key(self, model_id: int) -> OwnCache | None:
+        """The blocks cache of our own with that key."""
+        slot = self._directory.find_blocks(model_id)
+        return None if slot is None else self._by_slot[slot]
+
+    def row_words(self, cache: OwnCache, rows: Sequence[int]) -> list[int]:
+        """What `are_same_rows` needs to know before the bytes of rows are read."""
+        return self._directory.row_words(cache.slot, rows)
+
+    def are_same_rows(self, cache: OwnCache, rows: Sequence[int], words: Sequence[int]) -> bool:
+        """Have rows had the same bytes since `row_words`? Asked while the cache is still counted in."""
+        return self._directory.are_same_rows(cache.slot, rows, words)
 
     def is_published(self, cache: OwnCache, row: int, first: int, count: int) -> bool:
         """Are the selected tensors (count -1 = all) of a row published?"""

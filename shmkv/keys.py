@@ -15,7 +15,7 @@ U64MAX = UINT64_MAX
 
 # What a key is for the core: six 64-bit numbers, made once, since the same key may be pulled by a thousand times a second:
 # cluster id, kind, then the words of the record (or the cache id), and the row for a cache id. `words` has those of the record.
-KEY_NONE, KEY_REQUEST, KEY_PREFIX, KEY_UNUSABLE = 0, 1, 2, 255
+KEY_NONE, KEY_REQUEST, KEY_PREFIX, KEY_BLOCKS, KEY_UNUSABLE = 0, 1, 2, 3, 255
 KeyWords = tuple[int, int, int, int]        # kind, req_id, prefix_id, model_id
 _PACK = struct.Struct("=6Q").pack
 
@@ -151,6 +151,8 @@ class BlocksCacheKey(_ClusterKey):
         self._cluster_id = check_uint64("cluster_id", bound["cluster_id"])
         self._model_id = check_uint64("model_id", bound.get("model_id", 0))
         self._identity = (self._cluster_id, self._model_id)
+        self.packed = _PACK(self._cluster_id, KEY_BLOCKS, 0, 0, self._model_id, 0)
+        self.words = (KEY_BLOCKS, 0, 0, self._model_id)
 
     @property
     def model_id(self) -> int:

@@ -3,19 +3,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shmkv.checks import Uncopyable, check_uint32, wrong_type
-from shmkv.cluster import Cluster
-from shmkv.link import Links
-from shmkv.link_watch import LinkWatch
+from shmkv.checks import check_uint32, wrong_type
+from shmkv.manager_base import ManagerBase
 
 
-class OperatorCalls(Uncopyable):
+class OperatorCalls(ManagerBase):
     """The part of a manager that is beside llm_datadist's interface and moves no bytes."""
-
-    def __init__(self, cluster: Cluster, links: Links, watch: LinkWatch) -> None:
-        self._cluster = cluster
-        self._links = links
-        self._watch = watch
 
     def expire(self, older_than_ms: int) -> int:
         """Remove every key of this cluster, request or prefix, that was bound and last published at least `older_than_ms` ago (0:

@@ -12,15 +12,16 @@ from collections.abc import Sequence
 from shmkv import _attached, _link, _lookup, _plan, _pull
 from shmkv.cluster import Cluster
 from shmkv.errors import LLMException, LLMStatusCode, error_for_status
-from shmkv.keys import KEY_NONE, CacheKey, CacheKeyByIdAndIndex
+from shmkv.keys import KEY_NONE, BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
 from shmkv.link import Links
 from shmkv.types import CacheDesc
 
-Select = tuple[int, int, int, int, int, int, int, int, int, int]
+Select = tuple[int, ...]              # as `_pull` takes it
 PullKey = CacheKey | CacheKeyByIdAndIndex
+SourceKey = PullKey | BlocksCacheKey
 
 
-def pull_failure(status: int, cluster: Cluster, links: Links, key: PullKey, desc: CacheDesc, select: Select) -> LLMException:
+def pull_failure(status: int, cluster: Cluster, links: Links, key: SourceKey, desc: CacheDesc, select: Select) -> LLMException:
     """The exception (not raised) for a pull that was answered `status`; `desc` describes the destination."""
     code = _code(status, cluster)
     sentence = _sentence(status, cluster, links, key, desc, select)
@@ -46,7 +47,7 @@ def _code(status: int, cluster: Cluster) -> LLMStatusCode:
     return fixed.get(status, LLMStatusCode.LLM_FAILED)
 
 
-def _sentence(status: int, cluster: Cluster, links: Links, key: PullKey, desc: CacheDesc, select: Select) -> str:
+def _sentence(status: int, cluster: Cluster, links: Links, key: SourceKey, desc: CacheDesc, select: Select) -> str:
     peer = f"cluster {key.cluster_id}"
     if status in _plan.ARGUMENT_FAULTS:
         return _argument_fault(status, links, key, desc, select)
@@ -67,7 +68,7 @@ def _sentence(status: int, cluster: Cluster, links: Links, key: PullKey, desc: C
     return known.get(status) or f"cannot map the segment of {peer}: {_attached.describe(status)}{_segment_layout(links, key)}"
 
 
-def _argument_fault(status: int, links: Links, key: PullKey, desc: CacheDesc, select: Select) -> str:
+def _argument_fault(status: int, links: Links, key: SourceKey, desc: CacheDesc, select: Select) -> str:
     size, src_offset, dst_offset, _, row = select[:5]
     src, dst = _shown(select[5:7]), _shown(select[7:9])
     window = f"size {size} at src_cache_offset {src_offset}, dst_cache_offset {dst_offset}"
@@ -82,6 +83,11 @@ def _argument_fault(status: int, links: Links, key: PullKey, desc: CacheDesc, se
                       f"{_source(links, key)}",
         _plan.DIVISOR: f"argument 'tensor_num_per_layer' {select[9]} does not divide the number of source tensors"
                        f"{_source(links, key)}",
+        _plan.DST_BLOCK: f"argument 'decoder_blocks' must have blocks below {desc.batch_size}",
+        _plan.SRC_BLOCK: f"argument 'prompt_blocks' names blocks that are not there{_source(links, key)}",
+        _plan.BLOCK_NBYTES: f"blocks must have the same bytes on both sides: {rows}{_source(links, key)}",
+        _plan.BLOCKS_WINDOW: f"more blocks than fit the row on the other side: {rows}{_source(links, key)}",
+        _plan.HEADS: f"the source's rows are not whole groups of src_heads heads{_source(links, key)}",
     }[status]
 
 
@@ -94,7 +100,7 @@ def _miss(status: int, peer: str) -> str:
     }[status]
 
 
-def _last_failure(links: Links, key: PullKey) -> str:
+def _last_failure(links: Links, key: SourceKey) -> str:
     reason = links.last_failure.get(key.cluster_id)
     return f" ({reason})" if reason else ""
 
@@ -104,24 +110,24 @@ def _shown(first_and_count: Sequence[int]) -> str:
     return "(all)" if count < 0 else f"{first} to {first + count - 1}"
 
 
-def _look_again(links: Links, key: PullKey) -> tuple[int, int, int, int, int] | None:
+def _look_again(links: Links, key: SourceKey) -> tuple[int, int, int, int, int] | None:
     """(tensors, outer, rows, inner, segment) as the source's owner recorded them: another look, without a lock."""
     handle = links.handle(key.cluster_id)
     if handle is None:
         return None
-    if isinstance(key, CacheKey):
+    if not isinstance(key, CacheKeyByIdAndIndex):
         return _lookup.describe(handle.directory, key.words, 0)
     return _lookup.describe(handle.directory, (KEY_NONE, max(key.cache_id, 0), 0, 0), key.batch_index)
 
 
-def _segment_layout(links: Links, key: PullKey) -> str:
+def _segment_layout(links: Links, key: SourceKey) -> str:
     """The layout of the source's segment against ours."""
     handle, found = links.handle(key.cluster_id), _look_again(links, key)
     text = "" if handle is None or found is None else _attached.layout_of(handle.segment_path(found[4]))
     return f" ({text})" if text else ""
 
 
-def _source(links: Links, key: PullKey) -> str:
+def _source(links: Links, key: SourceKey) -> str:
     """The source's geometry."""
     found = _look_again(links, key)
     if found is None:
@@ -130,7 +136,7 @@ def _source(links: Links, key: PullKey) -> str:
     return f"; the source has {num_tensors} tensors of {rows} rows, each {outer} x {inner} = {outer * inner} bytes"
 
 
-def _holder(links: Links, key: PullKey) -> str:
+def _holder(links: Links, key: SourceKey) -> str:
     """Who has the link's word now."""
     handle = links.handle(key.cluster_id)
     if handle is None or handle.word == 0:

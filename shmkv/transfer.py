@@ -3,68 +3,47 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Sequence
+from typing import cast
 
-from shmkv import _link, _lookup, _pull
-from shmkv._core import LocalCache
+from shmkv import _link, _pull
+from shmkv._blocks import TO_BLOCKS, BlockLists
 from shmkv._link_handle import LinkHandle
-from shmkv.caches import OwnCache, OwnCaches
+from shmkv._local import LocalCache
+from shmkv.caches import Usable
 from shmkv.cluster import Cluster
 from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
 from shmkv.keys import CacheKey, CacheKeyByIdAndIndex
 from shmkv.link import Links
-from shmkv.pull_failure import PullKey, Select, pull_failure
+from shmkv.own_pull import pull_own
+from shmkv.pull_failure import PullKey, Select, SourceKey, pull_failure
 from shmkv.types import CacheDesc
 
 # A local copy has no timeout in the contract; this bounds it all the same.
 COPY_TIMEOUT_MS = 2**31 - 1
 
 
-def pull(cluster: Cluster, links: Links, key: PullKey, dst: LocalCache, desc: CacheDesc, select: Select, consumes: bool) -> None:
-    """Pull one row of another cluster's cache, or of an own one, into `dst`, which `desc` describes.
+def pull(cluster: Cluster, links: Links, key: SourceKey, dst: LocalCache, desc: CacheDesc, select: Select, consumes: bool,
+         lists: BlockLists | None = None) -> None:
+    """Pull one row of another cluster's cache, or of an own one, into `dst`, which `desc` describes; with `lists` many blocks, or a
+    row from or into blocks.
 
     `select`: (size, src_offset, dst_offset, 0, dst row, first source tensor, how many or -1, the same of the destination, tensors
-    a layer that must divide the source's number or 0), bytes and ordinals; `consumes`: no offset was given.
+    a layer that must divide the source's number or 0), bytes and ordinals, and three numbers more for some of the heads;
+    `consumes`: no offset was given.
     """
-    handle = links.handle(key.cluster_id)
-    if handle is not None:
-        status = _pull.pull(handle, dst, key.packed, select, consumes, cluster.settings.sync_kv_timeout_ms)
+    handle, timeout_ms = links.handle(key.cluster_id), cluster.settings.sync_kv_timeout_ms
+    if handle is not None and lists is None:
+        status = _pull.pull(handle, dst, key.packed, select, consumes, timeout_ms)
+    elif handle is not None:
+        status = _pull.pull_blocks(handle, dst, key.packed, select, cast(BlockLists, lists), consumes, timeout_ms)
     elif key.cluster_id == cluster.cluster_id:
-        status = _pull_own(cluster, key, dst, select, consumes)
+        status = pull_own(cluster, key, dst, select, consumes, lists)
     else:
-        status = _pull.check(dst, select) or _link.ENDED
+        status = _pull.check(dst, select, lists=lists) or _link.ENDED
     if status == _link.ENDED:
         cluster.check_usable()          # ended by our own finalize?
     if status:
         raise pull_failure(status, cluster, links, key, desc, select)
-
-
-def _pull_own(cluster: Cluster, key: PullKey, dst: LocalCache, select: Select, consumes: bool) -> int:
-    """A pull out of the own cluster: no link, no hazard; the source is counted in while it is read."""
-    status = int(_pull.check(dst, select))
-    if status:
-        return status
-    with cluster.lock:
-        found = _find_own(cluster.caches, key)
-        if isinstance(found, int):
-            return found
-        source, row, generation = found
-        if not cluster.caches.is_published(source, row, select[5], select[6]):
-            return int(_lookup.UNPUBLISHED)
-        source.local.count_in()
-    try:
-        status = int(_pull.copy(source.local, dst, (*select[:3], row, *select[4:]), cluster.settings.sync_kv_timeout_ms))
-        if status == 0:
-            with cluster.lock:
-                status = cluster.caches.finish_own(source, row, generation, consumes, select[5], select[6])
-    finally:
-        source.local.leave()
-    return status
-
-
-def _find_own(caches: OwnCaches, key: PullKey) -> tuple[OwnCache, int, int] | int:
-    if isinstance(key, CacheKey):
-        return caches.source_by_key(key.words)
-    return caches.source_by_id(key.cache_id, key.batch_index)
 
 
 PullArguments = tuple[PullKey, LocalCache, CacheDesc, Select, bool]
@@ -123,7 +102,7 @@ def prepare(cluster: Cluster, links: Links, dst: LocalCache, desc: CacheDesc, se
                               again, fail)
 
 
-def copy(cluster: Cluster, src: OwnCache, dst: OwnCache, src_row: int, dst_row: int, offset: int, size: int) -> None:
+def copy(cluster: Cluster, src: Usable, dst: Usable, src_row: int, dst_row: int, offset: int, size: int) -> None:
     """Copy one row between two own caches; the same offset on both sides, `size` -1 = the rest of the source row. The caller has
     counted the source in."""
     if src.desc.num_tensors != dst.desc.num_tensors:
@@ -137,13 +116,28 @@ def copy(cluster: Cluster, src: OwnCache, dst: OwnCache, src_row: int, dst_row: 
         raise LLMParamError(f"argument 'offset' {offset} and size {size} do not fit rows of {strides[0]} (src) and "
                             f"{strides[1]} (dst) bytes")
     select = (length, offset, offset, src_row, dst_row, 0, -1, 0, -1, 0)
-    status = _pull.copy(src.local, dst.local, select, COPY_TIMEOUT_MS)
-    if status == -errno.ENOMEM:
-        raise LLMException(f"no memory for a temporary copy of {length} bytes a tensor",
-                           status_code=cluster.settings.out_of_memory_status)
-    if status == _link.BUSY:
-        raise LLMException("called from a signal handler that interrupted a pull", status_code=LLMStatusCode.LLM_LINK_BUSY)
-    if status == _pull.DST_GONE:
-        raise LLMException("dst was deallocated", status_code=LLMStatusCode.LLM_KV_CACHE_NOT_EXIST)
+    status = _pull.copy(src.local, dst.local, select, COPY_TIMEOUT_MS, disjoint=src is dst and src_row != dst_row)
     if status:
-        raise LLMException(f"copy_cache was not done: status {status}")
+        raise copy_failure(cluster, "copy_cache", status)
+
+
+def copy_blocks(cluster: Cluster, what: str, src: LocalCache, dst: LocalCache, pairs: Sequence[tuple[int, int]], *,
+                disjoint: bool) -> None:
+    """Copy blocks of `src` to blocks of `dst`, all tensors, in one call of the kernel. No destination twice, and none the source of
+    another; `disjoint`: the two share no bytes, or it is one cache. The caller has counted the source in."""
+    lists = BlockLists([src for src, _ in pairs], [dst for _, dst in pairs], TO_BLOCKS)
+    status = _pull.copy(src, dst, (-1, 0, 0, 0, 0, 0, -1, 0, -1, 0), COPY_TIMEOUT_MS, lists=lists, disjoint=disjoint)
+    if status:
+        raise copy_failure(cluster, what, status)
+
+
+def copy_failure(cluster: Cluster, what: str, status: int) -> LLMException:
+    """The exception (not raised) for a copy inside this process that was answered `status`."""
+    if status == -errno.ENOMEM:
+        return LLMException(f"{what}: no memory for a temporary copy", status_code=cluster.settings.out_of_memory_status)
+    if status == _link.BUSY:
+        return LLMException(f"{what}: called from a signal handler that interrupted a pull",
+                            status_code=LLMStatusCode.LLM_LINK_BUSY)
+    if status == _pull.DST_GONE:
+        return LLMException(f"{what}: the destination was deallocated", status_code=LLMStatusCode.LLM_KV_CACHE_NOT_EXIST)
+    return LLMException(f"{what} was not done: status {status}")

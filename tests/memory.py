@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from shmkv import _layout, _link_record, _members, _pull, segment
-from shmkv._core import LocalCache
+from shmkv._local import LocalCache
 from shmkv._directory import Directory
 from shmkv._link_handle import LinkHandle
 from shmkv._mapping import Region

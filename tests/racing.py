@@ -18,7 +18,7 @@ import numpy as np
 from memory import NO_LIFE_FILE, Pair, destination, request, select
 
 from shmkv import _acceptor, _link_record, _lookup, segment
-from shmkv._core import LocalCache
+from shmkv._local import LocalCache
 from shmkv._futex import LockWord
 from shmkv._link_handle import LinkHandle
 

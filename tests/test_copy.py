@@ -15,7 +15,7 @@ from pull_cases import Case, random_case
 from reference import Geometry, Pull, Refused, expected_pull, noise, pull_bytes
 
 from shmkv import _copy, _pull
-from shmkv._core import LocalCache
+from shmkv._local import LocalCache
 
 LEAD = 67
 CANARY = 0x5A

@@ -16,7 +16,7 @@ from peer import Namespace
 from reference import Geometry, noise
 
 from shmkv import _copy, _link, _lookup, _members, _plan, _pull, segment
-from shmkv._core import LocalCache
+from shmkv._local import LocalCache
 from shmkv._mapping import Region
 
 PATIENT_MS = 20000
@@ -52,8 +52,8 @@ def test_pull_moves_one_row_and_nothing_else(pair: Pair) -> None:
     np.testing.assert_array_equal(content[:, :, 1], CONTENT[:, :, 2])
     assert (content[:, :, 0] == 0x5A).all()
     assert (content[:, :, 2] == 0x5A).all()
-    canaries = memory.content(cache.region).size - content.size
-    assert int((memory.content(cache.region) == 0x5A).sum()) >= canaries + content[:, :, 0].size * 2
+    canaries = memory.content(cache.memory).size - content.size
+    assert int((memory.content(cache.memory) == 0x5A).sum()) >= canaries + content[:, :, 0].size * 2
 
 
 def test_pull_between_different_layouts_of_a_row(pair: Pair) -> None:

@@ -14,7 +14,7 @@ from peer import Namespace
 from reference import Geometry, noise
 
 from shmkv import CacheKey, CacheKeyByIdAndIndex, _link, _lookup, _plan, _pull
-from shmkv._core import LocalCache
+from shmkv._local import LocalCache
 
 SHAPE = Geometry(2, 1, 4, 32)
 CONTENT = noise(SHAPE, seed=4)

@@ -1,0 +1,130 @@
+"""The arguments of the calls that move blocks, checked in the order of the contract; nothing is touched here."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shmkv._blocks import FROM_ROW, TO_BLOCKS, TO_ROW, BlockLists
+from shmkv.checks import (
+    UINT32_MAX,
+    UINT64_MAX,
+    check_int_between,
+    check_sequence,
+    check_type,
+    check_uint32,
+    shown,
+    wrong_element,
+)
+from shmkv.errors import LLMParamError
+from shmkv.keys import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
+from shmkv.kv_cache import KvCache, check_kv_cache
+from shmkv.pull_arguments import check_device, check_ranges, check_usable_key
+from shmkv.pull_failure import Select, SourceKey
+
+Pair = tuple[int, int]
+
+
+class BlocksRequest:
+    """The arguments of one `pull_blocks`, and the lists as the core takes them."""
+
+    __slots__ = ("cache_key", "kv_cache", "lists", "select")
+
+    def __init__(self, cache_key: SourceKey, kv_cache: KvCache, src_blocks: list[int], dst_blocks: list[int], *, batch_index: int,
+                 src_layer_range: range | None, dst_layer_range: range | None, tensor_num_per_layer: int) -> None:
+        check_type("prompt_cache_key", cache_key, BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex)
+        self.cache_key = cache_key
+        self.kv_cache = check_kv_cache("decoder_kv_cache", kv_cache)
+        check_sequence("prompt_blocks", src_blocks, int, containers=(list,))
+        check_sequence("decoder_blocks", dst_blocks, int, containers=(list,))
+        check_device("decoder_kv_cache", kv_cache)
+        mode = self._mode(src_blocks, dst_blocks)
+        check_uint32("batch_index", batch_index)
+        if batch_index and mode != TO_ROW:
+            raise LLMParamError(f"argument 'batch_index' names a row of a contiguous destination, got {batch_index} with blocks")
+        src, dst = check_numbers("prompt_blocks", src_blocks), check_numbers("decoder_blocks", dst_blocks)
+        if isinstance(cache_key, CacheKey):
+            check_usable_key(cache_key)
+        tensors = check_ranges(kv_cache, src_layer_range, dst_layer_range, tensor_num_per_layer)
+        self.select: Select = (-1, 0, 0, 0, batch_index, *tensors)
+        self.lists = BlockLists(*last_of_each(src or list(range(len(dst))), dst or list(range(len(src)))), mode)
+
+    def _mode(self, src: list[int], dst: list[int]) -> int:
+        """What goes where. Blocks go to blocks, one by one; a row to blocks, and blocks to a row of a contiguous cache, in order."""
+        if not isinstance(self.cache_key, BlocksCacheKey):
+            if src or not dst:
+                raise LLMParamError(f"with {type(self.cache_key).__name__} argument 'prompt_blocks' must be empty and argument "
+                                    f"'decoder_blocks' must not be, got {len(src)} and {len(dst)} blocks")
+            return FROM_ROW
+        if src and not dst and not self.kv_cache.is_blocks_cache:
+            return TO_ROW
+        if not src or len(src) != len(dst):
+            raise LLMParamError(f"arguments 'prompt_blocks' and 'decoder_blocks' must have the same number of blocks, at least one, "
+                                f"got {len(src)} and {len(dst)}")
+        return TO_BLOCKS
+
+
+def check_numbers(name: str, blocks: list[int]) -> list[int]:
+    """Block numbers as 32-bit ones: greater ones are as good as any that no cache has. LLMParamError outside uint64."""
+    for place, block in enumerate(blocks):
+        if not 0 <= block <= UINT64_MAX:
+            check_int_between(f"{name}[{place}]", block, 0, UINT64_MAX, "uint64")
+    return [min(block, UINT32_MAX) for block in blocks]
+
+
+def last_of_each(src: list[int], dst: list[int]) -> tuple[list[int], list[int]]:
+    """The pairs of two lists without those whose destination comes again later."""
+    if len(set(dst)) == len(dst):
+        return src, dst
+    last = dict(zip(dst, src, strict=True))
+    return list(last.values()), list(last)
+
+
+def check_copy_block_info(info: dict[int, list[int]], count: int) -> list[Pair]:
+    """The (source, destination) pairs of `copy_blocks`, in order. `count`: blocks of the cache."""
+    pairs = []
+    for src, targets in info.items():
+        check_numbers("copy_block_info", [src])
+        for dst in check_numbers("copy_block_info", targets):
+            if src >= count or dst >= count:
+                raise LLMParamError(f"argument 'copy_block_info' must have blocks below {count}, got {shown({src: targets})}")
+            pairs.append((src, dst))
+    return pairs
+
+
+def check_copy_block_types(info: object) -> dict[int, list[int]]:
+    """Return `info` if it is a dict of int to lists of int."""
+    mapping: dict[int, list[int]] = check_type("copy_block_info", info, dict)
+    for src, targets in mapping.items():
+        if not isinstance(src, int):
+            raise wrong_element("copy_block_info", src, src, int)
+        if not isinstance(targets, list):
+            raise wrong_element("copy_block_info", src, targets, list)
+        check_sequence("copy_block_info", targets, int)
+    return mapping
+
+
+def batches(pairs: list[Pair]) -> Iterator[list[Pair]]:
+    """Cut a sequence of copies within one cache where one depends on an earlier one: what is in a batch can be done in any order,
+    the batches one after the other."""
+    batch: list[Pair] = []
+    read: set[int] = set()
+    written: set[int] = set()
+    for src, dst in pairs:
+        if src == dst:
+            continue
+        if src in written or dst in written or dst in read:
+            yield batch
+            batch, read, written = [], set(), set()
+        batch.append((src, dst))
+        read.add(src)
+        written.add(dst)
+    if batch:
+        yield batch
+
+
+def check_swap_indices(src_to_dst: dict[int, int], src_count: int, dst_count: int) -> list[Pair]:
+    """The (source, destination) pairs of `swap_blocks`; of equal destinations the last one counts."""
+    for name, blocks, count in (("source", list(src_to_dst), src_count), ("destination", list(src_to_dst.values()), dst_count)):
+        for block in check_numbers("src_to_dst", blocks):
+            if block >= count:
+                raise LLMParamError(f"argument 'src_to_dst' must have {name} blocks below {count}, got {block}")
+    return list(zip(*last_of_each(list(src_to_dst), list(src_to_dst.values())), strict=True))

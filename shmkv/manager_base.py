@@ -1,0 +1,46 @@
+"""What all calls of a manager stand on: the cluster, its links, and the caches behind handles."""
+from __future__ import annotations
+
+from shmkv.caches import OwnCache, Usable
+from shmkv.checks import Uncopyable
+from shmkv.cluster import Cluster
+from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
+from shmkv.kv_cache import KvCache
+from shmkv.link import Links
+from shmkv.link_watch import LinkWatch
+from shmkv.types import LLMRole
+
+
+class ManagerBase(Uncopyable):
+    """Without public calls but one; the others are in the classes derived from it."""
+
+    def __init__(self, cluster: Cluster, links: Links, watch: LinkWatch) -> None:
+        self._cluster = cluster
+        self._links = links
+        self._watch = watch
+
+    def is_initialized(self) -> bool:
+        """False after finalize and in a forked child."""
+        return not self._cluster.is_closed and not self._cluster.is_forked
+
+    def _check_role(self, what: str, *roles: LLMRole) -> None:
+        self._cluster.check_usable()
+        if self._cluster.role not in roles:
+            names = " or ".join(str(role) for role in roles)
+            raise LLMParamError(f"{what} needs role {names}, this is {self._cluster.role!s}")
+
+    def _usable(self, cache: KvCache) -> Usable:
+        """The living cache behind a handle, allocated or registered; LLM_KV_CACHE_NOT_EXIST otherwise, also for a handle of an
+        earlier init."""
+        own = cache._own
+        if own is None or not own.id_alive or not self._cluster.caches.is_current(own):
+            raise LLMException(f"{cache!r} does not exist or was deallocated", status_code=LLMStatusCode.LLM_KV_CACHE_NOT_EXIST)
+        return own
+
+    def _own(self, cache: KvCache) -> OwnCache:
+        """The living allocated cache behind a handle. LLMParamError for a registered one: nobody else can read it, so its rows have
+        no keys."""
+        own = self._usable(cache)
+        if not isinstance(own, OwnCache):
+            raise LLMParamError(f"{cache!r} is registered memory of this process: other processes cannot pull from it")
+        return own

@@ -1,0 +1,72 @@
+"""Caches in memory of the caller: destinations of pulls and ends of local copies, which nobody else can reach.
+
+The memory is held until the cache is unregistered and the last call that uses it has returned.
+"""
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shmkv._local import LocalCache
+from shmkv._plan import ShapeList
+from shmkv.cache_layout import layout
+from shmkv.types import CacheDesc
+
+
+@dataclass(frozen=True)
+class CallerMemory:
+    """Memory at an address; nothing here keeps it alive."""
+
+    base: int
+
+
+@dataclass(eq=False)
+class RegisteredCache:
+    """One registered cache. `local` refers to what keeps the memory."""
+
+    cache_id: int
+    desc: CacheDesc
+    local: LocalCache
+    addresses: tuple[int, ...]      # of each tensor
+    is_blocks: bool
+    id_alive: bool = True
+
+
+class RegisteredCaches:
+    """Those of one cluster, by id; under the owner's lock, but for `dropped`."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, RegisteredCache] = {}
+        self.dropped: deque[RegisteredCache] = deque()      # those whose last handle is gone, put here without any lock
+
+    def get(self, cache_id: int) -> RegisteredCache | None:
+        """The registered cache with that id."""
+        return self._by_id.get(cache_id)
+
+    def add(self, cache: RegisteredCache) -> None:
+        """From now on the cache can be used."""
+        self._by_id[cache.cache_id] = cache
+
+    def let_go(self, cache: RegisteredCache) -> None:
+        """No new call may use the cache; its memory goes with the last reference to `cache.local`."""
+        cache.id_alive = False
+        cache.local.close()
+        self._by_id.pop(cache.cache_id, None)
+
+    def collect(self) -> None:
+        """Let go of those that nobody holds any more."""
+        while self.dropped:
+            self.let_go(self.dropped.popleft())
+
+    def close(self) -> None:
+        """finalize: nothing is registered any more."""
+        for cache in list(self._by_id.values()):
+            self.let_go(cache)
+
+
+def at_addresses(desc: CacheDesc, addresses: Sequence[int]) -> LocalCache:
+    """Tensors of the caller, each in one piece at its address, as `create_cpu_cache` takes them. LLMParamError for a description
+    that no memory can be asked for."""
+    base, shapes = min(addresses), layout(desc).tensors
+    return LocalCache(CallerMemory(base), shapes.moved([address - base for address in addresses]))
