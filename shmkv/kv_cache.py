@@ -24,26 +24,28 @@ NO_LAST: tuple[Any, ...] = (*[object()] * 6, None)
 # size, src_layer_range, dst_layer_range, src_cache_offset, dst_cache_offset, tensor_num_per_layer
 PullOptions = tuple[int, "range | None", "range | None", "int | None", "int | None", int]
 
-# DLPack's (type code, bits): signed 0, unsigned 1, float 2, bfloat 4, bool 6; no bits = DLPack has no such type.
+# DLPack's (type code, bits): signed 0, unsigned 1, float 2, bfloat 4, bool 6, float8 10 and 12 (from DLPack 1.1 on); no bits =
+# DLPack has no such type.
 _DLPACK = {
     DataType.DT_FLOAT: (2, 32), DataType.DT_FLOAT16: (2, 16), DataType.DT_DOUBLE: (2, 64), DataType.DT_BF16: (4, 16),
     DataType.DT_INT8: (0, 8), DataType.DT_INT16: (0, 16), DataType.DT_INT32: (0, 32), DataType.DT_INT64: (0, 64),
     DataType.DT_UINT8: (1, 8), DataType.DT_UINT16: (1, 16), DataType.DT_UINT32: (1, 32), DataType.DT_UINT64: (1, 64),
     DataType.DT_BOOL: (6, 8), DataType.DT_STRING: (0, 0),
+    DataType.DT_FLOAT8_E4M3FN: (10, 8), DataType.DT_FLOAT8_E5M2: (12, 8),
 }
 # Letters of the buffer protocol; none = it has no such type.
 _FORMAT = {
     DataType.DT_FLOAT: b"f", DataType.DT_FLOAT16: b"e", DataType.DT_DOUBLE: b"d", DataType.DT_BF16: b"",
     DataType.DT_INT8: b"b", DataType.DT_INT16: b"h", DataType.DT_INT32: b"i", DataType.DT_INT64: b"q",
     DataType.DT_UINT8: b"B", DataType.DT_UINT16: b"H", DataType.DT_UINT32: b"I", DataType.DT_UINT64: b"Q",
-    DataType.DT_BOOL: b"?", DataType.DT_STRING: b"",
+    DataType.DT_BOOL: b"?", DataType.DT_STRING: b"", DataType.DT_FLOAT8_E4M3FN: b"", DataType.DT_FLOAT8_E5M2: b"",
 }
 
 
-def make_view(region: Region, offset: int, desc: CacheDesc) -> TensorView:
+def make_view(region: Region, offset: int, desc: CacheDesc, tensor_index: int) -> TensorView:
     """A view of one tensor of a cache, `offset` bytes into its segment."""
-    kind = desc.data_type
-    return TensorView(region, offset, tuple(desc.shape), kind, storage_dtype(kind), _FORMAT[kind], _DLPACK[kind])
+    kind, shape = desc.tensor_data_type(tensor_index), tuple(desc.tensor_shape(tensor_index))
+    return TensorView(region, offset, shape, kind, storage_dtype(kind), _FORMAT[kind], _DLPACK[kind])
 
 
 class KvCache(Uncopyable):

@@ -78,7 +78,7 @@ class KvCacheManager(OperatorCalls):
 
     def allocate_cache(self, cache_desc: CacheDesc, cache_keys: Sequence[CacheKey] = (), *, publish: bool = True,
                        zero: bool = False, key_ttl_ms: int | None = None) -> KvCache:
-        """Allocate `num_tensors` tensors of `cache_desc.shape` in shared memory and bind `cache_keys[i]` to row i.
+        """Allocate the tensors of `cache_desc` in shared memory and bind `cache_keys[i]` to row i.
 
         Keys need role PROMPT. With ``publish=False`` nothing can be pulled before `publish`, which is the safe way: fill first.
         Fresh memory is zero, recycled memory is undefined unless ``zero=True``. `key_ttl_ms`: as for `bind`.
@@ -158,7 +158,7 @@ class KvCacheManager(OperatorCalls):
             return ()
         with self._cluster.lock:        # so that memory is not recycled between a look at its exports and the first view
             own = self._own(cache)
-            return tuple(make_view(own.segment.region, offset, own.desc) for offset in own.offsets)
+            return tuple(make_view(own.segment.region, offset, own.desc, place) for place, offset in enumerate(own.offsets))
 
     # -- keys and progress ------------------------------------------------------------------------------------------
 
@@ -364,5 +364,5 @@ class KvCacheManager(OperatorCalls):
             raise LLMParamError(f"argument 'tensor_index' must be 0 to {cache.cache_desc.num_tensors - 1}, got {tensor_index}")
         with self._cluster.lock:
             own = self._own(cache)
-            view = make_view(own.segment.region, own.offsets[tensor_index], own.desc)
-        return [Tensor._over(view.numpy(), TensorDesc(own.desc.data_type, own.desc.shape))]
+            view = make_view(own.segment.region, own.offsets[tensor_index], own.desc, tensor_index)
+        return [Tensor._over(view.numpy(), TensorDesc(view.dtype, view.shape))]

@@ -131,19 +131,38 @@ def copy(cluster: Cluster, src: OwnCache, dst: OwnCache, src_row: int, dst_row: 
     for name, row, cache in (("src_batch_index", src_row, src), ("dst_batch_index", dst_row, dst)):
         if row >= cache.desc.batch_size:
             raise LLMParamError(f"argument '{name}' must be below {cache.desc.batch_size}, got {row}")
-    strides = src.desc.row_geometry.row_nbytes, dst.desc.row_geometry.row_nbytes
-    length = strides[0] - offset if size == -1 else size
-    if offset >= min(strides) or length > min(strides) - offset:
-        raise LLMParamError(f"argument 'offset' {offset} and size {size} do not fit rows of {strides[0]} (src) and "
-                            f"{strides[1]} (dst) bytes")
-    select = (length, offset, offset, src_row, dst_row, 0, -1, 0, -1, 0)
-    status = _pull.copy(src.local, dst.local, select, COPY_TIMEOUT_MS)
+    for nbytes, first, count in _copy_windows(src, dst, offset, size):
+        status = _pull.copy(src.local, dst.local, (nbytes, offset, offset, src_row, dst_row, first, count, first, count, 0),
+                            COPY_TIMEOUT_MS)
+        if status:
+            raise _copy_failure(status, cluster, nbytes)
+
+
+def _copy_windows(src: OwnCache, dst: OwnCache, offset: int, size: int) -> list[tuple[int, int, int]]:
+    """(bytes, first tensor, how many or -1) of each call of the core that a copy takes: one wherever one says it all, so unless
+    the rest of source rows of unequal length goes into longer rows. Every tensor is checked before the first byte moves."""
+    pairs = list(zip(src.layout.row_nbytes, dst.layout.row_nbytes, strict=True))
+    kinds = dict.fromkeys(pairs)
+    for strides in kinds:
+        length = strides[0] - offset if size == -1 else size
+        if offset >= min(strides) or length > min(strides) - offset:
+            place = "" if len(kinds) == 1 else f" of tensor {pairs.index(strides)}"
+            raise LLMParamError(f"argument 'offset' {offset} and size {size} do not fit rows{place} of {strides[0]} (src) and "
+                                f"{strides[1]} (dst) bytes")
+    if size != -1 or len({source for source, _ in kinds}) == 1:
+        return [(pairs[0][0] - offset if size == -1 else size, 0, -1)]
+    if all(source == target for source, target in kinds):
+        return [(-1, 0, -1)]
+    return [(source - offset, place, 1) for place, (source, _) in enumerate(pairs)]
+
+
+def _copy_failure(status: int, cluster: Cluster, nbytes: int) -> LLMException:
+    """The exception (not raised) for a copy that was answered `status`."""
     if status == -errno.ENOMEM:
-        raise LLMException(f"no memory for a temporary copy of {length} bytes a tensor",
-                           status_code=cluster.settings.out_of_memory_status)
+        wanted = f"{nbytes} bytes a tensor" if nbytes >= 0 else "the row"
+        return LLMException(f"no memory for a temporary copy of {wanted}", status_code=cluster.settings.out_of_memory_status)
     if status == _link.BUSY:
-        raise LLMException("called from a signal handler that interrupted a pull", status_code=LLMStatusCode.LLM_LINK_BUSY)
+        return LLMException("called from a signal handler that interrupted a pull", status_code=LLMStatusCode.LLM_LINK_BUSY)
     if status == _pull.DST_GONE:
-        raise LLMException("dst was deallocated", status_code=LLMStatusCode.LLM_KV_CACHE_NOT_EXIST)
-    if status:
-        raise LLMException(f"copy_cache was not done: status {status}")
+        return LLMException("dst was deallocated", status_code=LLMStatusCode.LLM_KV_CACHE_NOT_EXIST)
+    return LLMException(f"copy_cache was not done: status {status}")

@@ -54,7 +54,7 @@ def exists(cache: OwnCache) -> bool:
 def test_layout_puts_each_tensor_on_a_line() -> None:
     found = layout(CacheDesc(3, [2, 5, 7], DataType.DT_INT8, batch_dim_index=1))
     assert found.offsets == (4096, 4096 + 128, 4096 + 2 * 128)
-    assert (found.nbytes, found.rows, found.row_nbytes, found.tensors.count) == (3 * 128, 5, 14, 3)
+    assert (found.nbytes, found.rows, found.row_nbytes, found.tensors.count) == (3 * 128, 5, (14,) * 3, 3)
 
 
 def test_layout_follows_a_description_that_changes() -> None:
@@ -177,7 +177,7 @@ def hazard_side(cluster: Cluster) -> object:
 
 def test_viewed_memory_is_never_given_to_another_cache(caches: OwnCaches) -> None:
     cache = allocate(caches)
-    array = make_view(cache.segment.region, cache.offsets[0], DESC).numpy()
+    array = make_view(cache.segment.region, cache.offsets[0], DESC, 0).numpy()
     array[...] = 3
     caches.deallocate(cache.cache_id)
     assert not exists(cache)
@@ -314,7 +314,7 @@ def test_close_unlinks_everything(namespace: Namespace) -> None:
     cluster = Cluster(Settings.from_options({}), LLMRole.PROMPT, 1)
     cluster.join()
     kept = [allocate(cluster.caches, request(number)) for number in range(3)]
-    array = make_view(kept[0].segment.region, kept[0].offsets[1], DESC).numpy()
+    array = make_view(kept[0].segment.region, kept[0].offsets[1], DESC, 1).numpy()
     cluster.caches.deallocate(kept[1].cache_id)
     cluster.close()
     assert namespace.names() == set()
