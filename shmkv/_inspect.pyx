@@ -158,6 +158,24 @@ def caches(Region directory) -> list:
     return found
 
 
+def row_nbytes(Region directory, uint64_t segment) -> list:
+    """Bytes of a row of each tensor of the cache in this segment (its serial number); [] if there is none or its record is
+    damaged."""
+    cdef uint32_t slot, index, count = min(load32_acquire(&directory_header(directory.address).caches_reserved), CACHES_MAX)
+    cdef char* base = directory.address
+    cdef CacheRecord copy
+    cdef TensorRecord tensor
+    found = []
+    for slot in range(count):
+        if word_state(copy_cache(base, slot, &copy)) != CACHE_FREE and copy.segment_serial == segment \
+                and fault_of(base, &copy, 0) == "":
+            for index in range(copy.num_tensors):
+                load_words(&tensor, tensor_at(base, copy.first_tensor + index), sizeof(TensorRecord))
+                found.append(<object>tensor.outer * <object>tensor.inner)
+            break
+    return found
+
+
 # -- links -------------------------------------------------------------------------------------------------------------
 
 cdef dict describe_lock(uint32_t word, list sides):

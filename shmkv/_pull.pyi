@@ -9,7 +9,7 @@ from shmkv.errors import LLMException
 
 DST_GONE: Final[int]
 
-# `select` has ten numbers, or thirteen for some of the heads; callers cut it up and put it together again, so its length is not part of the type.
+# `select` has ten numbers, or thirteen for some of the heads; callers cut it up, so its length is not part of the type.
 def pull(
     handle: LinkHandle, dst: LocalCache, packed: bytes, select: tuple[int, ...], consumes: bool, timeout_ms: int
 ) -> int: ...

@@ -66,6 +66,7 @@ cdef enum:
     ALIGNMENT = 64
     DL_CPU = 1
     DL_FLAG_COPIED = 2
+    DL_FLOAT8 = 7                   # the first of the type codes that version 1.1 brought
 
 
 @cython.no_gc_clear                # its export is counted until __dealloc__, in a cycle too
@@ -238,7 +239,7 @@ cdef object versioned_capsule(TensorView view, bint copied):
         free(managed)
         raise
     managed.version.major = 1
-    managed.version.minor = 0
+    managed.version.minor = 1 if view.dlpack_code >= DL_FLOAT8 else 0
     managed.flags = DL_FLAG_COPIED if copied else 0
     owner = None if copied else view
     managed.manager_ctx = <void*>owner

@@ -48,7 +48,7 @@ class BlocksRequest:
         self.lists = BlockLists(*last_of_each(src or list(range(len(dst))), dst or list(range(len(src)))), mode)
 
     def _mode(self, src: list[int], dst: list[int]) -> int:
-        """What goes where. Blocks go to blocks, one by one; a row to blocks, and blocks to a row of a contiguous cache, in order."""
+        """What goes where: blocks to blocks one by one; a row to blocks, and blocks to a row of a contiguous cache, in order."""
         if not isinstance(self.cache_key, BlocksCacheKey):
             if src or not dst:
                 raise LLMParamError(f"with {type(self.cache_key).__name__} argument 'prompt_blocks' must be empty and argument "
@@ -57,8 +57,8 @@ class BlocksRequest:
         if src and not dst and not self.kv_cache.is_blocks_cache:
             return TO_ROW
         if not src or len(src) != len(dst):
-            raise LLMParamError(f"arguments 'prompt_blocks' and 'decoder_blocks' must have the same number of blocks, at least one, "
-                                f"got {len(src)} and {len(dst)}")
+            raise LLMParamError(f"arguments 'prompt_blocks' and 'decoder_blocks' must have the same number of blocks, at least "
+                                f"one, got {len(src)} and {len(dst)}")
         return TO_BLOCKS
 
 

@@ -1,7 +1,8 @@
 """The calls of a manager that move blocks: between clusters, within a cache, between private and shared memory."""
 from __future__ import annotations
 
-from shmkv import transfer
+from shmkv import local_copy, transfer
+from shmkv._local import LocalCache
 from shmkv.block_arguments import (
     BlocksRequest,
     Pair,
@@ -21,7 +22,7 @@ from shmkv.types import CacheDesc, LLMRole
 
 
 class BlockCalls(ManagerBase):
-    """A block is a row of a cache, whatever kind the cache is of; `allocate_blocks_cache` makes those that a BlocksCacheKey names."""
+    """A block is a row of a cache, whatever its kind; `allocate_blocks_cache` makes those that a BlocksCacheKey names."""
 
     def pull_blocks(self, prompt_cache_key: SourceKey, decoder_kv_cache: KvCache, prompt_blocks: list[int],
                     decoder_blocks: list[int], *, src_layer_range: range | None = None, dst_layer_range: range | None = None,
@@ -69,7 +70,7 @@ class BlockCalls(ManagerBase):
             own.local.count_in()
         try:
             for batch in batches(pairs):
-                transfer.copy_blocks(self._cluster, "copy_blocks", own.local, own.local, batch, disjoint=True)
+                local_copy.copy_blocks(self._cluster, "copy_blocks", own.local, own.local, batch, disjoint=True)
         finally:
             own.local.leave()
 
@@ -98,11 +99,11 @@ class BlockCalls(ManagerBase):
             source.count_in()
         try:
             if pairs:
-                transfer.copy_blocks(self._cluster, "swap_blocks", source, target, pairs, disjoint=False)
+                local_copy.copy_blocks(self._cluster, "swap_blocks", source, target, pairs, disjoint=False)
         finally:
             source.leave()
 
-    def _local(self, cache: KvCache) -> transfer.LocalCache:
+    def _local(self, cache: KvCache) -> LocalCache:
         """A cache of either placement; memory given by address is not looked at before now."""
         if cache._own is None and cache.is_host and cache.per_device_tensor_addrs:
             return at_addresses(cache.cache_desc, cache.per_device_tensor_addrs[0])
@@ -114,6 +115,6 @@ def _check_alike(src: CacheDesc, dst: CacheDesc) -> None:
     if src.num_tensors != dst.num_tensors:
         raise LLMParamError(f"src has {src.num_tensors} tensors, dst has {dst.num_tensors}: they must be equal")
     for tensor in range(src.num_tensors):
-        ours, theirs = src.row_geometry_of(tensor).row_nbytes, dst.row_geometry_of(tensor).row_nbytes
+        ours, theirs = src.tensor_row_geometry(tensor).row_nbytes, dst.tensor_row_geometry(tensor).row_nbytes
         if ours != theirs:
             raise LLMParamError(f"blocks of tensor {tensor} have {ours} bytes in src and {theirs} in dst: they must be equal")

@@ -1,12 +1,14 @@
 """Where the tensors of a cache lie in its segment, worked out once a description."""
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
 from shmkv._layout import ALIGNMENT, SEGMENT_DATA
 from shmkv._plan import ShapeList
-from shmkv.types import CacheDesc
+from shmkv.types import CacheDesc, DataType, RowGeometry
 
 
 @dataclass(frozen=True)
@@ -14,7 +16,7 @@ class CacheLayout:
     """Tensors one after the other, each on a 64-byte boundary.
 
     `desc` is a copy that its caller's changes do not reach, `offsets` are bytes from the segment's start, `nbytes` what all tensors
-    take, `rows` the batch size, `row_nbytes` the bytes of one row of one tensor.
+    take, `rows` the batch size, `row_nbytes` the bytes of one row of each tensor.
     """
 
     desc: CacheDesc
@@ -22,7 +24,7 @@ class CacheLayout:
     offsets: tuple[int, ...]
     nbytes: int
     rows: int
-    row_nbytes: int
+    row_nbytes: tuple[int, ...]
 
 
 def layout(desc: CacheDesc) -> CacheLayout:
@@ -34,9 +36,19 @@ def layout(desc: CacheDesc) -> CacheLayout:
 def _layout_of(*values: object) -> CacheLayout:
     desc = CacheDesc.from_values(values)
     desc.validate_for_allocation()
-    geometry = desc.row_geometry
-    pitch = -(-desc.size // ALIGNMENT) * ALIGNMENT
-    offsets = tuple(SEGMENT_DATA + number * pitch for number in range(desc.num_tensors))
-    shape = (desc.size, geometry.outer, geometry.rows, geometry.inner_nbytes, desc.data_type.value)
-    tensors = ShapeList([(offset, *shape) for offset in offsets])
-    return CacheLayout(desc, tensors, offsets, pitch * desc.num_tensors, geometry.rows, geometry.row_nbytes)
+    shapes: list[tuple[int, ...]] = []
+    row_nbytes: list[int] = []
+    offset = SEGMENT_DATA
+    for size, geometry, kind in _tensors(desc):
+        shapes.append((offset, size, geometry.outer, geometry.rows, geometry.inner_nbytes, kind.value))
+        row_nbytes.append(geometry.row_nbytes)
+        offset += -(-size // ALIGNMENT) * ALIGNMENT
+    offsets = tuple(shape[0] for shape in shapes)
+    return CacheLayout(desc, ShapeList(shapes), offsets, offset - SEGMENT_DATA, desc.batch_size, tuple(row_nbytes))
+
+
+def _tensors(desc: CacheDesc) -> Iterable[tuple[int, RowGeometry, DataType]]:
+    """Size, rows and element type of each tensor."""
+    if desc.is_uniform:
+        return itertools.repeat((desc.size, desc.row_geometry, desc.data_type), desc.num_tensors)
+    return ((desc.tensor_size(i), desc.tensor_row_geometry(i), desc.tensor_data_type(i)) for i in range(desc.num_tensors))

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from shmkv import _link_record, _lookup, segment
-from shmkv._local import LocalCache
 from shmkv._directory import Directory
 from shmkv._layout import SEGMENT_DATA
+from shmkv._local import LocalCache
 from shmkv._mapping import Region
 from shmkv.cache_layout import CacheLayout
 from shmkv.config import Settings
@@ -92,13 +92,12 @@ class OwnCaches:
     def __iter__(self) -> Iterator[OwnCache]:
         return iter(list(self._by_id.values()))
 
-    def get(self, cache_id: int) -> OwnCache:
-        """A cache whose id reference lives; LLM_KV_CACHE_NOT_EXIST otherwise."""
-        cache = self._by_id.get(cache_id)
-        if cache is None or not cache.id_alive:
-            raise LLMException(f"cache {cache_id} does not exist or was deallocated",
+    def get(self, own: Usable) -> Usable:
+        """The cache itself, if its id reference lives; LLM_KV_CACHE_NOT_EXIST otherwise, also for one of an earlier init."""
+        if not own.id_alive or not self.is_current(own):
+            raise LLMException(f"cache {own.cache_id} does not exist or was deallocated",
                                status_code=LLMStatusCode.LLM_KV_CACHE_NOT_EXIST)
-        return cache
+        return own
 
     def is_current(self, own: Usable) -> bool:
         """Is this a cache of this cluster, and not one of an earlier init with the same id?"""
@@ -266,10 +265,11 @@ class OwnCaches:
 
     # -- letting go -------------------------------------------------------------------------------------------------
 
-    def deallocate(self, cache_id: int) -> None:
-        """Drop the id reference; no-op for an unknown or already dropped id."""
-        cache = self._by_id.get(cache_id)
-        if cache is not None:
+    def deallocate(self, cache: Usable) -> None:
+        """Drop the id reference; no-op for one that is dropped already."""
+        if isinstance(cache, RegisteredCache):
+            self.registered.let_go(cache)
+        else:
             self._let_go(cache)
         self.collect()
 

@@ -7,9 +7,10 @@ from shmkv._drop import OnDrop
 from shmkv._mapping import Region
 from shmkv._pull import PreparedPull
 from shmkv._view import TensorView
-from shmkv.caches import OwnCache
+from shmkv.caches import Usable
 from shmkv.checks import Uncopyable, check_int64, check_sequence, check_type, wrong_type
 from shmkv.errors import LLMParamError
+from shmkv.heads import HeadSlice
 from shmkv.types import CacheDesc, DataType, Placement, storage_dtype
 
 if TYPE_CHECKING:
@@ -17,44 +18,47 @@ if TYPE_CHECKING:
 
 CPU_CACHE_ID = -1
 PREPARED_KEPT = 32
-OPTION_TYPES = (int, type(None), range)
+OPTION_TYPES = (int, type(None), range, HeadSlice)
 # Options that no call has, and no prepared pull.
-NO_LAST: tuple[Any, ...] = (*[object()] * 6, None)
+NO_LAST: tuple[Any, ...] = (*[object()] * 7, None)
 
-# size, src_layer_range, dst_layer_range, src_cache_offset, dst_cache_offset, tensor_num_per_layer
-PullOptions = tuple[int, "range | None", "range | None", "int | None", "int | None", int]
+# size, src_layer_range, dst_layer_range, src_cache_offset, dst_cache_offset, tensor_num_per_layer, heads
+PullOptions = tuple[int, "range | None", "range | None", "int | None", "int | None", int, "HeadSlice | None"]
 
-# DLPack's (type code, bits): signed 0, unsigned 1, float 2, bfloat 4, bool 6; no bits = DLPack has no such type.
+# DLPack's (type code, bits): signed 0, unsigned 1, float 2, bfloat 4, bool 6, float8 10 and 12 (from DLPack 1.1 on); no bits =
+# DLPack has no such type.
 _DLPACK = {
     DataType.DT_FLOAT: (2, 32), DataType.DT_FLOAT16: (2, 16), DataType.DT_DOUBLE: (2, 64), DataType.DT_BF16: (4, 16),
     DataType.DT_INT8: (0, 8), DataType.DT_INT16: (0, 16), DataType.DT_INT32: (0, 32), DataType.DT_INT64: (0, 64),
     DataType.DT_UINT8: (1, 8), DataType.DT_UINT16: (1, 16), DataType.DT_UINT32: (1, 32), DataType.DT_UINT64: (1, 64),
     DataType.DT_BOOL: (6, 8), DataType.DT_STRING: (0, 0),
+    DataType.DT_FLOAT8_E4M3FN: (10, 8), DataType.DT_FLOAT8_E5M2: (12, 8),
 }
 # Letters of the buffer protocol; none = it has no such type.
 _FORMAT = {
     DataType.DT_FLOAT: b"f", DataType.DT_FLOAT16: b"e", DataType.DT_DOUBLE: b"d", DataType.DT_BF16: b"",
     DataType.DT_INT8: b"b", DataType.DT_INT16: b"h", DataType.DT_INT32: b"i", DataType.DT_INT64: b"q",
     DataType.DT_UINT8: b"B", DataType.DT_UINT16: b"H", DataType.DT_UINT32: b"I", DataType.DT_UINT64: b"Q",
-    DataType.DT_BOOL: b"?", DataType.DT_STRING: b"",
+    DataType.DT_BOOL: b"?", DataType.DT_STRING: b"", DataType.DT_FLOAT8_E4M3FN: b"", DataType.DT_FLOAT8_E5M2: b"",
 }
 
 
-def make_view(region: Region, offset: int, desc: CacheDesc) -> TensorView:
+def make_view(region: Region, offset: int, desc: CacheDesc, tensor_index: int) -> TensorView:
     """A view of one tensor of a cache, `offset` bytes into its segment."""
-    kind = desc.data_type
-    return TensorView(region, offset, tuple(desc.shape), kind, storage_dtype(kind), _FORMAT[kind], _DLPACK[kind])
+    kind, shape = desc.tensor_data_type(tensor_index), tuple(desc.tensor_shape(tensor_index))
+    return TensorView(region, offset, shape, kind, storage_dtype(kind), _FORMAT[kind], _DLPACK[kind])
 
 
 class KvCache(Uncopyable):
-    """A cache of this process. Made by `KvCacheManager.allocate_cache`, or around own memory by `create_cpu_cache`.
+    """A cache of this process. Made by `allocate_cache` and `register_cache` of a manager, or around own memory by
+    `create_cpu_cache`.
 
     `cache_id` is unique until finalize; `per_device_tensor_addrs` has one list with the address of each tensor in this process,
     and is empty after deallocate; `tensors` are zero-copy views, in the same order.
     """
 
     def __init__(self, cache_id: int, cache_desc: CacheDesc, per_device_tensor_addrs: list[list[int]] | None,
-                 kv_cache_manager: KvCacheManager | None = None, own: OwnCache | None = None) -> None:
+                 kv_cache_manager: KvCacheManager | None = None, own: Usable | None = None) -> None:
         self._cache_id = check_int64("cache_id", cache_id)
         self._cache_desc = check_type("cache_desc", cache_desc, CacheDesc)
         self._addrs = per_device_tensor_addrs       # None: worked out when asked for
@@ -62,7 +66,7 @@ class KvCache(Uncopyable):
         self._own = own                             # None once it was deallocated, and for own memory of the caller
         self._local = None if own is None else own.local
         # When the last reference to this object goes, the cache is deallocated by the manager's next call.
-        self._on_drop = None if own is None or kv_cache_manager is None else OnDrop(kv_cache_manager._dropped, own)
+        self._on_drop = None if own is None or kv_cache_manager is None else OnDrop(kv_cache_manager._dropped(own), own)
         self._prepared: dict[PullOptions, PreparedPull] = {}    # made by the first pull with some options
         self._last = NO_LAST
         self._is_host = cache_desc.placement == Placement.HOST
@@ -141,15 +145,20 @@ class KvCache(Uncopyable):
         """Addresses of the tensors in this process: one inner list, empty list after deallocate."""
         if self._addrs is None:
             own = self._own
-            self._addrs = [] if own is None else [[own.segment.region.base + offset for offset in own.offsets]]
+            self._addrs = [] if own is None else [[own.local.memory.base + offset for offset in own.offsets]]
         return self._addrs
 
     @property
     def tensors(self) -> tuple[TensorView, ...]:
-        """A view of each tensor on the shared memory itself, writable; () after deallocate or for own memory."""
+        """A view of each tensor on the shared memory itself, writable; () after deallocate and for memory of the caller."""
         if self._is_valid and not self._tensors and self._manager is not None:
             self._tensors = self._manager._views(self)
         return self._tensors
+
+    @property
+    def is_blocks_cache(self) -> bool:
+        """Was it made by `allocate_blocks_cache` or `register_blocks_cache`?"""
+        return self._own is not None and self._own.is_blocks
 
     @property
     def is_host(self) -> bool:

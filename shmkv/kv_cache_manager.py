@@ -8,11 +8,12 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from shmkv import _copy, _pull, transfer
+from shmkv import _copy, _pull, local_copy, transfer
 from shmkv._pull import PreparedPull
 from shmkv._view import TensorView
+from shmkv.block_calls import BlockCalls
 from shmkv.cache_arguments import (
     check_allocation,
     check_rows,
@@ -22,7 +23,7 @@ from shmkv.cache_arguments import (
     words_of_rows,
 )
 from shmkv.cache_layout import CacheLayout
-from shmkv.caches import OwnCache
+from shmkv.caches import OwnCache, Usable
 from shmkv.checks import (
     check_bool,
     check_copy_size,
@@ -36,6 +37,7 @@ from shmkv.checks import (
     check_uint64,
 )
 from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
+from shmkv.heads import HeadSlice
 from shmkv.keys import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex, KeyWords
 from shmkv.kv_cache import KvCache, check_kv_cache, make_view
 from shmkv.operator_calls import OperatorCalls
@@ -47,38 +49,19 @@ from shmkv.types import CacheDesc, LLMRole
 ANY_KEY = CacheKeyByIdAndIndex(0, 0)
 
 
-class KvCacheManager(OperatorCalls):
+class KvCacheManager(BlockCalls, OperatorCalls):
     """Caches of one initialised LLMDataDist; got by `LLMDataDist.kv_cache_manager`. Calls are safe from any thread."""
-
-    def is_initialized(self) -> bool:
-        """False after finalize and in a forked child."""
-        return not self._cluster.is_closed and not self._cluster.is_forked
-
-    # -- checks -----------------------------------------------------------------------------------------------------
-
-    def _check_role(self, what: str, *roles: LLMRole) -> None:
-        self._cluster.check_usable()
-        if self._cluster.role not in roles:
-            names = " or ".join(str(role) for role in roles)
-            raise LLMParamError(f"{what} needs role {names}, this is {self._cluster.role!s}")
 
     @staticmethod
     def check_cache_key(cache_key: CacheKey) -> None:
         """LLMParamError unless exactly one of req_id and prefix_id is given (the other is 2**64 - 1)."""
         check_usable_key(cache_key)
 
-    def _own(self, cache: KvCache) -> OwnCache:
-        """The living cache behind a handle; LLM_KV_CACHE_NOT_EXIST otherwise, also for a handle of an earlier init."""
-        own = self._cluster.caches.get(cache.cache_id)
-        if own is not cache._own:
-            raise LLMException(f"{cache!r} does not exist or was deallocated", status_code=LLMStatusCode.LLM_KV_CACHE_NOT_EXIST)
-        return own
-
     # -- memory -----------------------------------------------------------------------------------------------------
 
     def allocate_cache(self, cache_desc: CacheDesc, cache_keys: Sequence[CacheKey] = (), *, publish: bool = True,
                        zero: bool = False, key_ttl_ms: int | None = None) -> KvCache:
-        """Allocate `num_tensors` tensors of `cache_desc.shape` in shared memory and bind `cache_keys[i]` to row i.
+        """Allocate the tensors of `cache_desc` in shared memory and bind `cache_keys[i]` to row i.
 
         Keys need role PROMPT. With ``publish=False`` nothing can be pulled before `publish`, which is the safe way: fill first.
         Fresh memory is zero, recycled memory is undefined unless ``zero=True``. `key_ttl_ms`: as for `bind`.
@@ -128,7 +111,7 @@ class KvCacheManager(OperatorCalls):
             return KvCache(own.cache_id, own.desc.snapshot(), None, self, own)
         except BaseException:
             for cache in made:              # interrupted before anybody had a handle
-                self._dropped.append(cache)
+                self._dropped(cache).append(cache)
             raise
 
     def deallocate_cache(self, cache: KvCache) -> None:
@@ -139,7 +122,7 @@ class KvCacheManager(OperatorCalls):
         with self._cluster.lock:
             own = cache._own
             if own is not None and self._cluster.caches.is_current(own):
-                self._cluster.caches.deallocate(cache.cache_id)
+                self._cluster.caches.deallocate(own)
             cache._close()
 
     def collect(self) -> int:
@@ -148,17 +131,16 @@ class KvCacheManager(OperatorCalls):
         with self._cluster.lock:
             return self._cluster.caches.collect()
 
-    @property
-    def _dropped(self) -> deque[OwnCache]:
-        """Caches whose last handle is gone."""
-        return self._cluster.caches.dropped
+    def _dropped(self, own: Usable) -> deque[Any]:
+        """Where a cache goes whose last handle is gone."""
+        return self._cluster.caches.dropped if isinstance(own, OwnCache) else self._cluster.caches.registered.dropped
 
     def _views(self, cache: KvCache) -> tuple[TensorView, ...]:
-        if not self.is_initialized():
+        if not self.is_initialized() or not isinstance(cache._own, OwnCache):
             return ()
         with self._cluster.lock:        # so that memory is not recycled between a look at its exports and the first view
             own = self._own(cache)
-            return tuple(make_view(own.segment.region, offset, own.desc) for offset in own.offsets)
+            return tuple(make_view(own.segment.region, offset, own.desc, place) for place, offset in enumerate(own.offsets))
 
     # -- keys and progress ------------------------------------------------------------------------------------------
 
@@ -220,13 +202,14 @@ class KvCacheManager(OperatorCalls):
     def pull_cache(self, cache_key: PullKey, kv_cache: KvCache, batch_index: int = 0, size: int = -1, *,
                    src_layer_range: range | None = None, dst_layer_range: range | None = None,
                    src_cache_offset: int | None = None, dst_cache_offset: int | None = None,
-                   tensor_num_per_layer: int = 2) -> None:
+                   tensor_num_per_layer: int = 2, heads: HeadSlice | None = None) -> None:
         """Copy the row that `cache_key` names into row `batch_index` of `kv_cache` (role DECODER).
 
         Bytes are copied: shapes and dtypes are not compared. Of each selected tensor `size` bytes go from `src_cache_offset` of
         the source row to `dst_cache_offset` of the destination row; -1 means the rest of the *destination* row. A layer range
         selects tensors ``start * tensor_num_per_layer`` to ``stop * tensor_num_per_layer - 1``; without one all tensors of that
-        side. A request key is consumed once all its source tensors were pulled; an offset that is given, even 0, keeps it.
+        side. A request key is consumed once all its source tensors were pulled; an offset that is given, even 0, keeps it. `heads`
+        takes some of the heads instead of whole rows, and keeps the key, too: other ranks may want the others.
 
         Raises:
             LLMParamError: an argument, or source and destination that do not fit each other.
@@ -238,25 +221,25 @@ class KvCacheManager(OperatorCalls):
         # Whoever pulls with some options pulls with them again: the cache keeps a prepared pull for each set of them, and only key
         # and row are left to check. The very objects of the last call need not even be looked at.
         if type(kv_cache) is KvCache and type(batch_index) is int:
-            last_size, last_src, last_dst, last_src_offset, last_dst_offset, last_per_layer, prepared = kv_cache._last
+            last_size, last_src, last_dst, last_src_offset, last_dst_offset, last_per_layer, last_heads, prepared = kv_cache._last
             if size is not last_size or src_layer_range is not last_src or dst_layer_range is not last_dst \
                     or src_cache_offset is not last_src_offset or dst_cache_offset is not last_dst_offset \
-                    or tensor_num_per_layer is not last_per_layer:
+                    or tensor_num_per_layer is not last_per_layer or heads is not last_heads:
                 prepared = kv_cache._prepared_for(size, src_layer_range, dst_layer_range, src_cache_offset, dst_cache_offset,
-                                                  tensor_num_per_layer)
+                                                  tensor_num_per_layer, heads)
             if prepared is not None:
                 prepared.pull(cache_key, batch_index)
                 return
         request = PullRequest(cache_key, kv_cache, batch_index, size, src_layer_range=src_layer_range,
                               dst_layer_range=dst_layer_range, src_cache_offset=src_cache_offset,
-                              dst_cache_offset=dst_cache_offset, tensor_num_per_layer=tensor_num_per_layer)
+                              dst_cache_offset=dst_cache_offset, tensor_num_per_layer=tensor_num_per_layer, heads=heads)
         if kv_cache._own is not None:
             kv_cache._keep_prepared(request.options, self._prepare(request))
         self._pull(request)
 
     def _prepare(self, request: PullRequest) -> PreparedPull:
         """A prepared pull with the options of a request. The cache may keep it, so it does not keep the cache."""
-        own, reference, options = self._own(request.kv_cache), weakref.ref(request.kv_cache), request.options
+        own, reference, options = self._usable(request.kv_cache), weakref.ref(request.kv_cache), request.options
 
         def checked(cache_key: PullKey, row: int) -> None:
             cache = reference()
@@ -268,12 +251,13 @@ class KvCacheManager(OperatorCalls):
         return transfer.prepare(self._cluster, self._links, own.local, own.desc, request.select, request.consumes, checked)
 
     def _pull(self, request: PullRequest) -> None:
-        own = self._own(request.kv_cache)
+        own = self._usable(request.kv_cache)
         transfer.pull(self._cluster, self._links, request.cache_key, own.local, own.desc, request.select, request.consumes)
 
     def prepare_pull(self, kv_cache: KvCache, *, batch_index: int = 0, size: int = -1, src_layer_range: range | None = None,
                      dst_layer_range: range | None = None, src_cache_offset: int | None = None,
-                     dst_cache_offset: int | None = None, tensor_num_per_layer: int = 2) -> PreparedPull:
+                     dst_cache_offset: int | None = None, tensor_num_per_layer: int = 2,
+                     heads: HeadSlice | None = None) -> PreparedPull:
         """A `pull_cache` with everything but the key settled and checked: call what is returned with a key, as often as needed.
 
         It answers what the plain call would, also after the peer restarted or the caches changed. Raises as `pull_cache` does
@@ -282,7 +266,8 @@ class KvCacheManager(OperatorCalls):
         self._check_role("prepare_pull", LLMRole.DECODER)
         return self._prepare(PullRequest(ANY_KEY, kv_cache, batch_index, size, src_layer_range=src_layer_range,
                                          dst_layer_range=dst_layer_range, src_cache_offset=src_cache_offset,
-                                         dst_cache_offset=dst_cache_offset, tensor_num_per_layer=tensor_num_per_layer))
+                                         dst_cache_offset=dst_cache_offset, tensor_num_per_layer=tensor_num_per_layer,
+                                         heads=heads))
 
     def pull_many(self, requests: Sequence[PullRequest]) -> None:
         """Several pulls in one call (role DECODER), in order; neighbours from one cluster share one lock and one deadline.
@@ -292,7 +277,7 @@ class KvCacheManager(OperatorCalls):
         """
         self._check_role("pull_many", LLMRole.DECODER)
         transfer.pull_many(self._cluster, self._links, [
-            (request.cache_key, request.kv_cache._local or self._own(request.kv_cache).local, request.kv_cache._cache_desc,
+            (request.cache_key, request.kv_cache._local or self._usable(request.kv_cache).local, request.kv_cache._cache_desc,
              request.select, request.consumes) for request in check_sequence("requests", requests, PullRequest)])
 
     def last_pull(self) -> LastPull:
@@ -321,26 +306,14 @@ class KvCacheManager(OperatorCalls):
         if req_id is not None:
             check_int("req_id", req_id)
         with self._cluster.lock:
-            source, target = self._own(src), self._own(dst)
+            source, target = self._usable(src), self._usable(dst)
             source.local.count_in()
         try:
-            transfer.copy(self._cluster, source, target, src_batch_index, dst_batch_index, offset, size)
+            local_copy.copy_row(self._cluster, source, target, src_batch_index, dst_batch_index, offset, size)
         finally:
             source.local.leave()
 
     # -- not in this version ----------------------------------------------------------------------------------------
-
-    def pull_blocks(self, *_: object, **__: object) -> NoReturn:
-        """Not in this version: LLM_FEATURE_NOT_ENABLED."""
-        self._refuse("pull_blocks", LLMRole.DECODER)
-
-    def copy_blocks(self, *_: object, **__: object) -> NoReturn:
-        """Not in this version: LLM_FEATURE_NOT_ENABLED."""
-        self._refuse("copy_blocks", *LLMRole)
-
-    def swap_blocks(self, *_: object, **__: object) -> NoReturn:
-        """Not in this version: LLM_FEATURE_NOT_ENABLED."""
-        self._refuse("swap_blocks", *LLMRole)
 
     def transfer_cache_async(self, *_: object, **__: object) -> NoReturn:
         """Not in this version: LLM_FEATURE_NOT_ENABLED."""
@@ -364,5 +337,5 @@ class KvCacheManager(OperatorCalls):
             raise LLMParamError(f"argument 'tensor_index' must be 0 to {cache.cache_desc.num_tensors - 1}, got {tensor_index}")
         with self._cluster.lock:
             own = self._own(cache)
-            view = make_view(own.segment.region, own.offsets[tensor_index], own.desc)
-        return [Tensor._over(view.numpy(), TensorDesc(own.desc.data_type, own.desc.shape))]
+            view = make_view(own.segment.region, own.offsets[tensor_index], own.desc, tensor_index)
+        return [Tensor._over(view.numpy(), TensorDesc(view.dtype, view.shape))]

@@ -32,10 +32,9 @@ class ManagerBase(Uncopyable):
     def _usable(self, cache: KvCache) -> Usable:
         """The living cache behind a handle, allocated or registered; LLM_KV_CACHE_NOT_EXIST otherwise, also for a handle of an
         earlier init."""
-        own = cache._own
-        if own is None or not own.id_alive or not self._cluster.caches.is_current(own):
-            raise LLMException(f"{cache!r} does not exist or was deallocated", status_code=LLMStatusCode.LLM_KV_CACHE_NOT_EXIST)
-        return own
+        if cache._own is None:
+            raise LLMException(f"{cache!r} was deallocated, or is of no manager", status_code=LLMStatusCode.LLM_KV_CACHE_NOT_EXIST)
+        return self._cluster.caches.get(cache._own)
 
     def _own(self, cache: KvCache) -> OwnCache:
         """The living allocated cache behind a handle. LLMParamError for a registered one: nobody else can read it, so its rows have

@@ -13,9 +13,11 @@ from shmkv.checks import (
     check_uint32,
 )
 from shmkv.errors import LLMParamError
+from shmkv.heads import HeadSlice
 from shmkv.keys import CacheKey, CacheKeyByIdAndIndex
 from shmkv.kv_cache import KvCache, PullOptions, check_kv_cache
 from shmkv.pull_failure import PullKey, Select
+from shmkv.types import CacheDesc
 
 RANGE_LIMIT = UINT32_MAX + 1
 PULL_KEYS = (CacheKey, CacheKeyByIdAndIndex)
@@ -41,7 +43,7 @@ class PullRequest:
     def __init__(self, cache_key: PullKey, kv_cache: KvCache, batch_index: int = 0, size: int = -1, *,
                  src_layer_range: range | None = None, dst_layer_range: range | None = None,
                  src_cache_offset: int | None = None, dst_cache_offset: int | None = None,
-                 tensor_num_per_layer: int = 2) -> None:
+                 tensor_num_per_layer: int = 2, heads: HeadSlice | None = None) -> None:
         check_type("cache_key", cache_key, *PULL_KEYS)
         self.cache_key = cache_key
         self.kv_cache = check_kv_cache("kv_cache", kv_cache)
@@ -54,16 +56,36 @@ class PullRequest:
             check_usable_key(cache_key)
         tensors = check_ranges(kv_cache, src_layer_range, dst_layer_range, tensor_num_per_layer)
         self.select: Select = (size, src_offset, dst_offset, 0, batch_index, *tensors)
-        self.consumes = src_cache_offset is None and dst_cache_offset is None
+        self.consumes = src_cache_offset is None and dst_cache_offset is None and heads is None
+        if heads is not None:
+            self.select = select_heads(kv_cache.cache_desc, check_type("heads", heads, HeadSlice), self.select,
+                                       (src_cache_offset, dst_cache_offset))
         self.options: PullOptions = (size, src_layer_range, dst_layer_range, src_cache_offset, dst_cache_offset,
-                                     tensor_num_per_layer)
+                                     tensor_num_per_layer, heads)
 
     @classmethod
     def with_options(cls, cache_key: PullKey, kv_cache: KvCache, batch_index: int, options: PullOptions) -> PullRequest:
         """The request that has these `options`."""
-        size, src_layers, dst_layers, src_offset, dst_offset, per_layer = options
+        size, src_layers, dst_layers, src_offset, dst_offset, per_layer, heads = options
         return cls(cache_key, kv_cache, batch_index, size, src_layer_range=src_layers, dst_layer_range=dst_layers,
-                   src_cache_offset=src_offset, dst_cache_offset=dst_offset, tensor_num_per_layer=per_layer)
+                   src_cache_offset=src_offset, dst_cache_offset=dst_offset, tensor_num_per_layer=per_layer, heads=heads)
+
+
+def select_heads(desc: CacheDesc, heads: HeadSlice, select: Select, offsets: tuple[int | None, int | None]) -> Select:
+    """The selection with some of the heads instead of whole rows. LLMParamError with a size or an offset, and where the selected
+    tensors do not all have their heads at the same bytes."""
+    if select[0] != -1 or offsets != (None, None):
+        raise LLMParamError("argument 'heads' goes with neither size nor src_cache_offset nor dst_cache_offset")
+    first, count = select[7:9]
+    tensors = range(desc.num_tensors)[first:first + count if count >= 0 else None] if not desc.is_uniform else range(1)
+    windows = {heads.window(desc.tensor_shape(i), desc.batch_dim, desc.tensor_data_type(i).nbytes) for i in tensors}
+    if len(windows) > 1:
+        raise LLMParamError("argument 'heads' needs tensors of one shape: select them by dst_layer_range")
+    if not windows:
+        return select               # no such tensors, which is said by whoever looks at the ranges
+    (window,) = windows
+    return (window.groups * window.nbytes, window.src_offset, window.dst_offset, *select[3:], window.nbytes, window.src_period,
+            window.dst_period)
 
 
 def check_usable_key(cache_key: object) -> None:

@@ -9,7 +9,8 @@ import errno
 import os
 from collections.abc import Sequence
 
-from shmkv import _attached, _link, _lookup, _plan, _pull
+from shmkv import _attached, _inspect, _link, _lookup, _plan, _pull
+from shmkv.checks import shown
 from shmkv.cluster import Cluster
 from shmkv.errors import LLMException, LLMStatusCode, error_for_status
 from shmkv.keys import KEY_NONE, BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
@@ -72,23 +73,41 @@ def _argument_fault(status: int, links: Links, key: SourceKey, desc: CacheDesc, 
     size, src_offset, dst_offset, _, row = select[:5]
     src, dst = _shown(select[5:7]), _shown(select[7:9])
     window = f"size {size} at src_cache_offset {src_offset}, dst_cache_offset {dst_offset}"
-    rows = f"destination rows of {desc.row_geometry.row_nbytes} bytes (shape {desc.shape})"
+    source = _source(links, key)
+    rows = _rows(desc, select, _source_rows(links, key) if status == _plan.SRC_WINDOW else [])
     return {
         _plan.DST_ROW: f"argument 'batch_index' must be below the batch size {desc.batch_size}, got {row}",
         _plan.DST_RANGE: f"the destination tensors {dst} are not all among its {desc.num_tensors}",
         _plan.DST_WINDOW: f"{window} does not fit {rows}",
-        _plan.SRC_WINDOW: f"{window} with {rows} does not fit the source row{_source(links, key)}",
-        _plan.SRC_RANGE: f"the source tensors {src} are not all there{_source(links, key)}",
+        _plan.SRC_WINDOW: f"{window} with {rows} does not fit the source row{source}",
+        _plan.SRC_RANGE: f"the source tensors {src} are not all there{source}",
         _plan.COUNTS: f"source tensors {src} and destination tensors {dst} of {desc.num_tensors} differ in number"
-                      f"{_source(links, key)}",
+                      f"{source}",
         _plan.DIVISOR: f"argument 'tensor_num_per_layer' {select[9]} does not divide the number of source tensors"
-                       f"{_source(links, key)}",
+                       f"{source}",
         _plan.DST_BLOCK: f"argument 'decoder_blocks' must have blocks below {desc.batch_size}",
-        _plan.SRC_BLOCK: f"argument 'prompt_blocks' names blocks that are not there{_source(links, key)}",
-        _plan.BLOCK_NBYTES: f"blocks must have the same bytes on both sides: {rows}{_source(links, key)}",
-        _plan.BLOCKS_WINDOW: f"more blocks than fit the row on the other side: {rows}{_source(links, key)}",
-        _plan.HEADS: f"the source's rows are not whole groups of src_heads heads{_source(links, key)}",
+        _plan.SRC_BLOCK: f"argument 'prompt_blocks' names blocks that are not there{source}",
+        _plan.BLOCK_NBYTES: f"blocks must have the same bytes on both sides: {rows}{source}",
+        _plan.BLOCKS_WINDOW: f"more blocks than fit the row on the other side: {rows}{source}",
+        _plan.HEADS: f"the source's rows are not whole groups of src_heads heads{source}",
     }[status]
+
+
+def _rows(desc: CacheDesc, select: Select, source_rows: Sequence[int]) -> str:
+    """The destination's rows; of tensors that differ the one whose window does not fit, on its own side or, where the source's rows
+    are known, on the other."""
+    if desc.is_uniform:
+        return f"destination rows of {desc.row_geometry.row_nbytes} bytes (shape {desc.shape})"
+    size, src_offset, dst_offset = select[:3]
+    src_first, (first, count) = select[5], select[7:9]
+    for place in range(min(first, desc.num_tensors), min(first + count, desc.num_tensors) if count >= 0 else desc.num_tensors):
+        row = desc.tensor_row_geometry(place).row_nbytes
+        wanted = size if size >= 0 else row - dst_offset
+        source = source_rows[src_first + place - first:][:1]
+        if wanted <= 0 or wanted > row - dst_offset or any(wanted > nbytes - src_offset for nbytes in source):
+            other = f", source tensor {src_first + place - first} has rows of {source[0]} bytes" if source else ""
+            return f"destination rows of {row} bytes (tensor {place}, shape {desc.tensor_shape(place)}{other})"
+    return "the destination's rows"
 
 
 def _miss(status: int, peer: str) -> str:
@@ -127,12 +146,21 @@ def _segment_layout(links: Links, key: SourceKey) -> str:
     return f" ({text})" if text else ""
 
 
+def _source_rows(links: Links, key: SourceKey) -> list[int]:
+    """Bytes of a row of each of the source's tensors, if that can still be told."""
+    handle, found = links.handle(key.cluster_id), _look_again(links, key)
+    return [] if handle is None or found is None else _inspect.row_nbytes(handle.directory, found[4])
+
+
 def _source(links: Links, key: SourceKey) -> str:
     """The source's geometry."""
     found = _look_again(links, key)
     if found is None:
         return ""
     num_tensors, outer, rows, inner, _ = found
+    each = _source_rows(links, key)
+    if len(set(each)) > 1:
+        return f"; the source has {num_tensors} tensors of {rows} rows, of {shown(each)} bytes"
     return f"; the source has {num_tensors} tensors of {rows} rows, each {outer} x {inner} = {outer * inner} bytes"
 
 

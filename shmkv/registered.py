@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shmkv._local import LocalCache
-from shmkv._plan import ShapeList
-from shmkv.cache_layout import layout
+from shmkv.cache_layout import CacheLayout, layout
 from shmkv.types import CacheDesc
 
 
@@ -26,11 +25,20 @@ class RegisteredCache:
     """One registered cache. `local` refers to what keeps the memory."""
 
     cache_id: int
-    desc: CacheDesc
+    layout: CacheLayout             # its offsets count from the memory's first byte
     local: LocalCache
-    addresses: tuple[int, ...]      # of each tensor
     is_blocks: bool
     id_alive: bool = True
+
+    @property
+    def desc(self) -> CacheDesc:
+        """What was registered."""
+        return self.layout.desc
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Of the tensors, in bytes from `local.memory.base`."""
+        return self.layout.offsets
 
 
 class RegisteredCaches:

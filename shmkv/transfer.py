@@ -1,25 +1,20 @@
-"""Pull and copy: checked arguments in, one call of the core, statuses out as exceptions (`pull_failure.py`)."""
+"""Pulls: checked arguments in, one call of the core, statuses out as exceptions (`pull_failure.py`)."""
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Sequence
 from typing import cast
 
 from shmkv import _link, _pull
-from shmkv._blocks import TO_BLOCKS, BlockLists
+from shmkv._blocks import BlockLists
 from shmkv._link_handle import LinkHandle
 from shmkv._local import LocalCache
-from shmkv.caches import Usable
 from shmkv.cluster import Cluster
-from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
+from shmkv.errors import LLMException
 from shmkv.keys import CacheKey, CacheKeyByIdAndIndex
 from shmkv.link import Links
 from shmkv.own_pull import pull_own
 from shmkv.pull_failure import PullKey, Select, SourceKey, pull_failure
 from shmkv.types import CacheDesc
-
-# A local copy has no timeout in the contract; this bounds it all the same.
-COPY_TIMEOUT_MS = 2**31 - 1
 
 
 def pull(cluster: Cluster, links: Links, key: SourceKey, dst: LocalCache, desc: CacheDesc, select: Select, consumes: bool,
@@ -100,44 +95,3 @@ def prepare(cluster: Cluster, links: Links, dst: LocalCache, desc: CacheDesc, se
 
     return _pull.PreparedPull(dst, select, consumes, cluster.settings.sync_kv_timeout_ms, (CacheKey, CacheKeyByIdAndIndex),
                               again, fail)
-
-
-def copy(cluster: Cluster, src: Usable, dst: Usable, src_row: int, dst_row: int, offset: int, size: int) -> None:
-    """Copy one row between two own caches; the same offset on both sides, `size` -1 = the rest of the source row. The caller has
-    counted the source in."""
-    if src.desc.num_tensors != dst.desc.num_tensors:
-        raise LLMParamError(f"src has {src.desc.num_tensors} tensors, dst has {dst.desc.num_tensors}: they must be equal")
-    for name, row, cache in (("src_batch_index", src_row, src), ("dst_batch_index", dst_row, dst)):
-        if row >= cache.desc.batch_size:
-            raise LLMParamError(f"argument '{name}' must be below {cache.desc.batch_size}, got {row}")
-    strides = src.desc.row_geometry.row_nbytes, dst.desc.row_geometry.row_nbytes
-    length = strides[0] - offset if size == -1 else size
-    if offset >= min(strides) or length > min(strides) - offset:
-        raise LLMParamError(f"argument 'offset' {offset} and size {size} do not fit rows of {strides[0]} (src) and "
-                            f"{strides[1]} (dst) bytes")
-    select = (length, offset, offset, src_row, dst_row, 0, -1, 0, -1, 0)
-    status = _pull.copy(src.local, dst.local, select, COPY_TIMEOUT_MS, disjoint=src is dst and src_row != dst_row)
-    if status:
-        raise copy_failure(cluster, "copy_cache", status)
-
-
-def copy_blocks(cluster: Cluster, what: str, src: LocalCache, dst: LocalCache, pairs: Sequence[tuple[int, int]], *,
-                disjoint: bool) -> None:
-    """Copy blocks of `src` to blocks of `dst`, all tensors, in one call of the kernel. No destination twice, and none the source of
-    another; `disjoint`: the two share no bytes, or it is one cache. The caller has counted the source in."""
-    lists = BlockLists([src for src, _ in pairs], [dst for _, dst in pairs], TO_BLOCKS)
-    status = _pull.copy(src, dst, (-1, 0, 0, 0, 0, 0, -1, 0, -1, 0), COPY_TIMEOUT_MS, lists=lists, disjoint=disjoint)
-    if status:
-        raise copy_failure(cluster, what, status)
-
-
-def copy_failure(cluster: Cluster, what: str, status: int) -> LLMException:
-    """The exception (not raised) for a copy inside this process that was answered `status`."""
-    if status == -errno.ENOMEM:
-        return LLMException(f"{what}: no memory for a temporary copy", status_code=cluster.settings.out_of_memory_status)
-    if status == _link.BUSY:
-        return LLMException(f"{what}: called from a signal handler that interrupted a pull",
-                            status_code=LLMStatusCode.LLM_LINK_BUSY)
-    if status == _pull.DST_GONE:
-        return LLMException(f"{what}: the destination was deallocated", status_code=LLMStatusCode.LLM_KV_CACHE_NOT_EXIST)
-    return LLMException(f"{what} was not done: status {status}")

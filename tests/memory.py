@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from shmkv import _layout, _link_record, _members, _pull, segment
-from shmkv._local import LocalCache
 from shmkv._directory import Directory
 from shmkv._link_handle import LinkHandle
+from shmkv._local import LocalCache
 from shmkv._mapping import Region
 
 LIVENESS_S = 20.0

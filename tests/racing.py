@@ -18,9 +18,9 @@ import numpy as np
 from memory import NO_LIFE_FILE, Pair, destination, request, select
 
 from shmkv import _acceptor, _link_record, _lookup, segment
-from shmkv._local import LocalCache
 from shmkv._futex import LockWord
 from shmkv._link_handle import LinkHandle
+from shmkv._local import LocalCache
 
 DEADLINE_S = 300
 TENSORS, ROWS = 40, 4               # two words of coverage a row

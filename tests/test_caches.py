@@ -54,7 +54,7 @@ def exists(cache: OwnCache) -> bool:
 def test_layout_puts_each_tensor_on_a_line() -> None:
     found = layout(CacheDesc(3, [2, 5, 7], DataType.DT_INT8, batch_dim_index=1))
     assert found.offsets == (4096, 4096 + 128, 4096 + 2 * 128)
-    assert (found.nbytes, found.rows, found.row_nbytes, found.tensors.count) == (3 * 128, 5, 14, 3)
+    assert (found.nbytes, found.rows, found.row_nbytes, found.tensors.count) == (3 * 128, 5, (14,) * 3, 3)
 
 
 def test_layout_follows_a_description_that_changes() -> None:
@@ -72,7 +72,7 @@ def test_fresh_cache_is_zero_and_reserved(caches: OwnCaches) -> None:
     assert not memory.content(cache.segment.region, 4096).any()
     assert os.stat(SHM / cache.segment.name).st_blocks * 512 >= cache.segment.nbytes
     assert [each.cache_id for each in caches] == [cache.cache_id]
-    assert caches.get(cache.cache_id) is cache
+    assert caches.get(cache) is cache
 
 
 def test_ids_are_not_used_twice(caches: OwnCaches) -> None:
@@ -80,7 +80,7 @@ def test_ids_are_not_used_twice(caches: OwnCaches) -> None:
     for _ in range(4):
         cache = allocate(caches)
         seen.append(cache.cache_id)
-        caches.deallocate(cache.cache_id)
+        caches.deallocate(cache)
     assert seen == sorted(set(seen))
     assert seen[0] > 0
 
@@ -88,10 +88,10 @@ def test_ids_are_not_used_twice(caches: OwnCaches) -> None:
 def test_deallocated_cache_is_gone_at_once_and_its_memory_is_used_again(caches: OwnCaches) -> None:
     first = allocate(caches)
     memory.content(first.segment.region)[4096:] = 7
-    caches.deallocate(first.cache_id)
-    caches.deallocate(first.cache_id)
+    caches.deallocate(first)
+    caches.deallocate(first)
     with pytest.raises(LLMException, match="does not exist or was deallocated") as caught:
-        caches.get(first.cache_id)
+        caches.get(first)
     assert caught.value.status_code == LLMStatusCode.LLM_KV_CACHE_NOT_EXIST
     second = allocate(caches)
     assert second.segment is first.segment
@@ -102,7 +102,7 @@ def test_deallocated_cache_is_gone_at_once_and_its_memory_is_used_again(caches: 
 def test_zero_clears_what_is_used_again(caches: OwnCaches) -> None:
     first = allocate(caches)
     memory.content(first.segment.region)[4096:] = 7
-    caches.deallocate(first.cache_id)
+    caches.deallocate(first)
     second = caches.allocate(layout(DESC), {}, publish=True, zero=True)
     assert second.segment is first.segment
     assert not memory.content(second.segment.region)[4096:4096 + 2 * 128].any()
@@ -110,7 +110,7 @@ def test_zero_clears_what_is_used_again(caches: OwnCaches) -> None:
 
 def test_keys_keep_a_deallocated_cache(caches: OwnCaches) -> None:
     cache = allocate(caches, request(1), request(2))
-    caches.deallocate(cache.cache_id)
+    caches.deallocate(cache)
     for row, number in enumerate((1, 2)):
         found = caches.source_by_key(request(number))
         assert isinstance(found, tuple)
@@ -127,14 +127,14 @@ def test_id_keeps_a_cache_without_keys(caches: OwnCaches) -> None:
     caches.remove_key(request(1))
     caches.remove_key(request(1))
     assert caches.source_by_key(request(1)) == REMOVED
-    assert caches.get(cache.cache_id) is cache
+    assert caches.get(cache) is cache
     assert caches.source_by_id(cache.cache_id, 2) == (cache, 2, caches._directory.row_generation(cache.slot, 2))
     assert caches.source_by_id(cache.cache_id, 3) == caches.source_by_id(99, 0) == NEVER
 
 
 def test_removing_the_last_key_frees_a_deallocated_cache(caches: OwnCaches) -> None:
     cache = allocate(caches, request(1))
-    caches.deallocate(cache.cache_id)
+    caches.deallocate(cache)
     assert cache in list(caches)
     caches.remove_key(request(1))
     assert list(caches) == []
@@ -144,7 +144,7 @@ def test_removing_the_last_key_frees_a_deallocated_cache(caches: OwnCaches) -> N
 def test_cache_in_use_is_not_freed(caches: OwnCaches) -> None:
     cache = allocate(caches)
     cache.local.count_in()
-    caches.deallocate(cache.cache_id)
+    caches.deallocate(cache)
     assert allocate(caches).segment is not cache.segment
     cache.local.leave()
     assert allocate(caches).segment is cache.segment
@@ -158,7 +158,7 @@ def test_cache_that_a_reader_names_is_not_freed(cluster: Cluster, caches: OwnCac
     side = hazard_side(cluster)
     side(slot).value, side(incarnation).value = cluster.member.slot, cluster.member.incarnation
     hazard.value = cache.generation
-    caches.deallocate(cache.cache_id)
+    caches.deallocate(cache)
     assert exists(cache)
     assert allocate(caches).segment is not cache.segment
     hazard.value = 0
@@ -177,9 +177,9 @@ def hazard_side(cluster: Cluster) -> object:
 
 def test_viewed_memory_is_never_given_to_another_cache(caches: OwnCaches) -> None:
     cache = allocate(caches)
-    array = make_view(cache.segment.region, cache.offsets[0], DESC).numpy()
+    array = make_view(cache.segment.region, cache.offsets[0], DESC, 0).numpy()
     array[...] = 3
-    caches.deallocate(cache.cache_id)
+    caches.deallocate(cache)
     assert not exists(cache)
     other = allocate(caches)
     memory.content(other.segment.region)[4096:] = 9
@@ -199,7 +199,7 @@ def test_key_may_be_bound_again_when_it_has_ended(caches: OwnCaches) -> None:
         cache = allocate(caches, request(1))
         pull(caches, cache, 0)
         assert caches.source_by_key(request(1)) == CONSUMED
-        caches.deallocate(cache.cache_id)
+        caches.deallocate(cache)
     assert list(caches) == []
 
 
@@ -211,7 +211,7 @@ def test_keys_at_run_time(caches: OwnCaches) -> None:
         caches.bind(cache, {1: prefix(4)}, publish=True)
     caches.unbind(cache, [0, 1])
     assert caches.source_by_key(request(1)) == REMOVED
-    caches.deallocate(cache.cache_id)
+    caches.deallocate(cache)
     assert isinstance(caches.source_by_key(prefix(4)), tuple)
 
 
@@ -240,7 +240,7 @@ def test_parts_of_a_key_are_counted(caches: OwnCaches) -> None:
 def test_dropped_ids_are_freed_by_the_next_call(caches: OwnCaches) -> None:
     cache = allocate(caches)
     caches.dropped.append(cache)
-    assert caches.get(cache.cache_id) is cache
+    assert caches.get(cache) is cache
     caches.collect()
     assert list(caches) == []
 
@@ -314,8 +314,8 @@ def test_close_unlinks_everything(namespace: Namespace) -> None:
     cluster = Cluster(Settings.from_options({}), LLMRole.PROMPT, 1)
     cluster.join()
     kept = [allocate(cluster.caches, request(number)) for number in range(3)]
-    array = make_view(kept[0].segment.region, kept[0].offsets[1], DESC).numpy()
-    cluster.caches.deallocate(kept[1].cache_id)
+    array = make_view(kept[0].segment.region, kept[0].offsets[1], DESC, 1).numpy()
+    cluster.caches.deallocate(kept[1])
     cluster.close()
     assert namespace.names() == set()
     array[...] = 1

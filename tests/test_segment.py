@@ -206,7 +206,7 @@ def test_names_are_found_by_prefix(namespace: Namespace) -> None:
 # the pool
 
 def view(of: Segment) -> TensorView:
-    return make_view(of.region, DATA, CacheDesc(1, [16], DataType.DT_INT8))
+    return make_view(of.region, DATA, CacheDesc(1, [16], DataType.DT_INT8), 0)
 
 
 def test_new_segment_is_zero_mapped_and_reserved(pool: SegmentPool, namespace: Namespace) -> None:

@@ -21,6 +21,7 @@ DTYPES = {
     "DT_UINT16": (7, 2, np.uint16), "DT_UINT32": (8, 4, np.uint32), "DT_INT64": (9, 8, np.int64),
     "DT_UINT64": (10, 8, np.uint64), "DT_DOUBLE": (11, 8, np.float64), "DT_BOOL": (12, 1, np.bool_),
     "DT_STRING": (13, 16, np.bytes_), "DT_BF16": (27, 2, np.float16),
+    "DT_FLOAT8_E5M2": (35, 1, ml_dtypes.float8_e5m2), "DT_FLOAT8_E4M3FN": (36, 1, ml_dtypes.float8_e4m3fn),
 }
 
 

@@ -19,10 +19,11 @@ from shmkv.kv_cache import make_view
 from shmkv.types import storage_dtype
 
 SHAPE = (2, 3, 4)
-WITHOUT_LETTER = [DataType.DT_BF16, DataType.DT_STRING]
+WITHOUT_LETTER = [DataType.DT_BF16, DataType.DT_STRING, DataType.DT_FLOAT8_E4M3FN, DataType.DT_FLOAT8_E5M2]
 NATIVE = [kind for kind in DataType if kind not in WITHOUT_LETTER]
 DLPACK = {DataType.DT_FLOAT: (2, 32), DataType.DT_FLOAT16: (2, 16), DataType.DT_BF16: (4, 16), DataType.DT_INT8: (0, 8),
-          DataType.DT_UINT64: (1, 64), DataType.DT_BOOL: (6, 8)}
+          DataType.DT_UINT64: (1, 64), DataType.DT_BOOL: (6, 8),
+          DataType.DT_FLOAT8_E4M3FN: (10, 8), DataType.DT_FLOAT8_E5M2: (12, 8)}
 
 every_dtype = pytest.mark.parametrize("kind", list(DataType), ids=lambda kind: kind.name)
 native_dtypes = pytest.mark.parametrize("kind", NATIVE, ids=lambda kind: kind.name)
@@ -55,7 +56,7 @@ def view_of(kind: DataType, shape: tuple[int, ...] = SHAPE, *, offset: int = 64)
     memory.content(region)[:] = np.arange(region.nbytes) % 251
     if kind == DataType.DT_BOOL:
         memory.content(region)[:] %= 2
-    return make_view(region, offset, desc), region
+    return make_view(region, offset, desc, 0), region
 
 
 def read_only(kind: DataType = DataType.DT_FLOAT) -> TensorView:
@@ -223,6 +224,28 @@ def test_versioned_capsule_of_bf16(copy: bool | None, flags: int) -> None:
         assert ctypes.string_at(found.tensor.data, view.nbytes) == view.numpy().tobytes()
 
 
+@pytest.mark.parametrize(("kind", "minor"), [(DataType.DT_FLOAT8_E5M2, 1), (DataType.DT_FLOAT8_E4M3FN, 1), (DataType.DT_FLOAT, 0)])
+def test_versioned_capsule_says_which_dlpack_has_its_type(kind: DataType, minor: int) -> None:
+    view, _ = view_of(kind)
+    capsule = view.__dlpack__(max_version=(1, 0))
+    found = DlVersioned.from_address(pointer(capsule, b"dltensor_versioned"))
+    assert (found.major, found.minor, found.tensor.code) == (1, minor, DLPACK[kind][0])
+
+
+@pytest.mark.parametrize("kind", [DataType.DT_FLOAT8_E5M2, DataType.DT_FLOAT8_E4M3FN], ids=lambda kind: kind.name)
+def test_all_patterns_of_an_8_bit_float_are_seen(kind: DataType) -> None:
+    view, region = view_of(kind, (2, 256))
+    memory.content(region, 64, 512)[:] = np.arange(512) % 256
+    array = view.numpy()
+    assert array[1].tobytes() == bytes(view.raw)[256:] == bytes(range(256))
+    wide = array[0].astype(np.float32)
+    assert wide[0] == 0
+    assert np.signbit(wide[128])
+    assert len(set(wide[~np.isnan(wide)])) > 240
+    array[0, :3] = 1.5
+    assert np.asarray(view, dtype=np.float64)[0, :3].tolist() == [1.5] * 3
+
+
 def test_old_consumers_get_the_old_capsule() -> None:
     view, _ = view_of(DataType.DT_BF16)
     for version in (None, (0, 8)):
@@ -292,7 +315,7 @@ def test_read_only_view_is_given_away_as_a_copy() -> None:
 
 def test_view_of_a_read_only_region_is_read_only() -> None:
     region = memory.anonymous(4096, writable=False)
-    view = make_view(region, 0, CacheDesc(1, [4], DataType.DT_INT8))
+    view = make_view(region, 0, CacheDesc(1, [4], DataType.DT_INT8), 0)
     assert view.readonly
     with pytest.raises(ValueError, match="read-only"):
         view.numpy()[0] = 1
@@ -319,7 +342,7 @@ def test_what_was_made_of_a_view_keeps_the_memory_mapped(number: int) -> None:
 def test_exports_count_what_lives() -> None:
     view, region = view_of(DataType.DT_FLOAT)
     assert region.exports == 1
-    second = make_view(region, 0, CacheDesc(1, [4], DataType.DT_INT8))
+    second = make_view(region, 0, CacheDesc(1, [4], DataType.DT_INT8), 0)
     assert region.exports == 2
     made = derived(view)
     del view, second
@@ -334,14 +357,14 @@ def test_view_must_lie_inside_its_memory() -> None:
     region = memory.anonymous(4096)
     for offset, shape in [(4096, [1]), (4033, [64]), (0, [4097]), (2**64 - 1, [2])]:
         with pytest.raises(ValueError, match="do not fit 4096 bytes of memory"):
-            make_view(region, offset, CacheDesc(1, shape, DataType.DT_INT8))
+            make_view(region, offset, CacheDesc(1, shape, DataType.DT_INT8), 0)
     gc.collect()
     assert region.exports == 0
-    assert make_view(region, 4096 - 64, CacheDesc(1, [64], DataType.DT_INT8)).nbytes == 64
+    assert make_view(region, 4096 - 64, CacheDesc(1, [64], DataType.DT_INT8), 0).nbytes == 64
 
 
 def test_view_has_at_most_32_dimensions() -> None:
     region = memory.anonymous(4096)
-    assert make_view(region, 0, CacheDesc(1, [1] * 32, DataType.DT_INT8)).numpy().ndim == 32
+    assert make_view(region, 0, CacheDesc(1, [1] * 32, DataType.DT_INT8), 0).numpy().ndim == 32
     with pytest.raises(ValueError, match="at most 32 dimensions, not 33"):
-        make_view(region, 0, CacheDesc(1, [1] * 33, DataType.DT_INT8))
+        make_view(region, 0, CacheDesc(1, [1] * 33, DataType.DT_INT8), 0)

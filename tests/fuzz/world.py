@@ -11,9 +11,9 @@ from memory import Pair, prefix, request
 from reference import Geometry
 
 from shmkv import _layout, _members, segment
-from shmkv._local import LocalCache
 from shmkv._directory import Directory
 from shmkv._link_handle import LinkHandle
+from shmkv._local import LocalCache
 from shmkv._mapping import Region
 
 from . import guards
