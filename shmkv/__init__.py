@@ -19,6 +19,7 @@ from shmkv.cache_task import CacheTask
 from shmkv.cluster_info import LLMClusterInfo
 from shmkv.datadist import LLMDataDist
 from shmkv.errors import LLMException, LLMNoneError, LLMParamError, LLMStatusCode, Status
+from shmkv.heads import HeadSlice
 from shmkv.keys import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
 from shmkv.kv_cache import KvCache
 from shmkv.kv_cache_manager import KvCacheManager
@@ -41,6 +42,7 @@ __all__ = [
     "CacheManager",
     "CacheTask",
     "DataType",
+    "HeadSlice",
     "KvCache",
     "KvCacheManager",
     "LLMClusterInfo",

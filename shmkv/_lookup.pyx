@@ -6,7 +6,6 @@ A miss is final only if the index word is the same before and after.
 """
 from shmkv._crash cimport crash_point
 from shmkv._futex cimport (
-    add32_seq,
     exchange64_seq,
     fence_acquire,
     load32_acquire,
@@ -16,7 +15,6 @@ from shmkv._futex cimport (
     load_words,
     store64_relaxed,
     store64_release,
-    swap64_seq,
 )
 from shmkv._layout cimport (
     CACHE_FREE,
@@ -41,11 +39,9 @@ from shmkv._layout cimport (
     EndedKey,
     TensorRecord,
     cache_at,
-    coverage_at,
     directory_header,
     ended_at,
     index_part,
-    make_word,
     row_at,
     tensor_at,
     word_generation,
