@@ -10,63 +10,15 @@ cimport cython
 from cpython.buffer cimport PyBUF_F_CONTIGUOUS, PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t
+from libc.stdint cimport uint8_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
+from shmkv._dlpack cimport DL_CPU, DL_FLAG_COPIED, DL_FLOAT8, dl_managed, dl_tensor, dl_versioned
 from shmkv._futex cimport add32_seq
-
-cdef extern from *:
-    """
-    /* DLPack's C structures, as its specification (version 1) lays them out. */
-    #include <stdint.h>
-    typedef struct { int32_t device_type; int32_t device_id; } dl_device;
-    typedef struct { uint8_t code; uint8_t bits; uint16_t lanes; } dl_data_type;
-    typedef struct {
-        void *data; dl_device device; int32_t ndim; dl_data_type dtype;
-        int64_t *shape; int64_t *strides; uint64_t byte_offset;
-    } dl_tensor;
-    typedef struct dl_managed { dl_tensor tensor; void *manager_ctx; void (*deleter)(struct dl_managed *); } dl_managed;
-    typedef struct { uint32_t major, minor; } dl_version;
-    typedef struct dl_versioned {
-        dl_version version;
-        void *manager_ctx; void (*deleter)(struct dl_versioned *); uint64_t flags; dl_tensor tensor;
-    } dl_versioned;
-    """
-    ctypedef struct dl_device:
-        int32_t device_type
-        int32_t device_id
-    ctypedef struct dl_data_type:
-        uint8_t code
-        uint8_t bits
-        uint16_t lanes
-    ctypedef struct dl_tensor:
-        void* data
-        dl_device device
-        int32_t ndim
-        dl_data_type dtype
-        int64_t* shape
-        int64_t* strides
-        uint64_t byte_offset
-    ctypedef struct dl_managed:
-        dl_tensor tensor
-        void* manager_ctx
-        void (*deleter)(dl_managed*) noexcept
-    ctypedef struct dl_version:
-        uint32_t major
-        uint32_t minor
-    ctypedef struct dl_versioned:
-        dl_version version
-        void* manager_ctx
-        void (*deleter)(dl_versioned*) noexcept
-        uint64_t flags
-        dl_tensor tensor
 
 cdef enum:
     ALIGNMENT = 64
-    DL_CPU = 1
-    DL_FLAG_COPIED = 2
-    DL_FLOAT8 = 7                   # the first of the type codes that version 1.1 brought
 
 
 @cython.no_gc_clear                # its export is counted until __dealloc__, in a cycle too

@@ -14,7 +14,7 @@ from shmkv.heads import HeadSlice
 from shmkv.types import CacheDesc, DataType, Placement, storage_dtype
 
 if TYPE_CHECKING:
-    from shmkv.kv_cache_manager import KvCacheManager
+    from shmkv.manager_base import ManagerBase
 
 CPU_CACHE_ID = -1
 PREPARED_KEPT = 32
@@ -58,7 +58,7 @@ class KvCache(Uncopyable):
     """
 
     def __init__(self, cache_id: int, cache_desc: CacheDesc, per_device_tensor_addrs: list[list[int]] | None,
-                 kv_cache_manager: KvCacheManager | None = None, own: Usable | None = None) -> None:
+                 kv_cache_manager: ManagerBase | None = None, own: Usable | None = None) -> None:
         self._cache_id = check_int64("cache_id", cache_id)
         self._cache_desc = check_type("cache_desc", cache_desc, CacheDesc)
         self._addrs = per_device_tensor_addrs       # None: worked out when asked for

@@ -6,13 +6,11 @@ Role first, then types, then values; nothing is touched before all of it passed.
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from shmkv import _copy, _pull, local_copy, transfer
 from shmkv._pull import PreparedPull
-from shmkv._view import TensorView
 from shmkv.block_calls import BlockCalls
 from shmkv.cache_arguments import (
     check_allocation,
@@ -23,7 +21,7 @@ from shmkv.cache_arguments import (
     words_of_rows,
 )
 from shmkv.cache_layout import CacheLayout
-from shmkv.caches import OwnCache, Usable
+from shmkv.caches import OwnCache
 from shmkv.checks import (
     check_bool,
     check_copy_size,
@@ -40,6 +38,7 @@ from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
 from shmkv.heads import HeadSlice
 from shmkv.keys import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex, KeyWords
 from shmkv.kv_cache import KvCache, check_kv_cache, make_view
+from shmkv.memory_calls import MemoryCalls
 from shmkv.operator_calls import OperatorCalls
 from shmkv.pull_arguments import LastPull, PullRequest, check_device, check_usable_key
 from shmkv.pull_failure import PullKey
@@ -49,7 +48,7 @@ from shmkv.types import CacheDesc, LLMRole
 ANY_KEY = CacheKeyByIdAndIndex(0, 0)
 
 
-class KvCacheManager(BlockCalls, OperatorCalls):
+class KvCacheManager(BlockCalls, MemoryCalls, OperatorCalls):
     """Caches of one initialised LLMDataDist; got by `LLMDataDist.kv_cache_manager`. Calls are safe from any thread."""
 
     @staticmethod
@@ -130,17 +129,6 @@ class KvCacheManager(BlockCalls, OperatorCalls):
         self._cluster.check_usable()
         with self._cluster.lock:
             return self._cluster.caches.collect()
-
-    def _dropped(self, own: Usable) -> deque[Any]:
-        """Where a cache goes whose last handle is gone."""
-        return self._cluster.caches.dropped if isinstance(own, OwnCache) else self._cluster.caches.registered.dropped
-
-    def _views(self, cache: KvCache) -> tuple[TensorView, ...]:
-        if not self.is_initialized() or not isinstance(cache._own, OwnCache):
-            return ()
-        with self._cluster.lock:        # so that memory is not recycled between a look at its exports and the first view
-            own = self._own(cache)
-            return tuple(make_view(own.segment.region, offset, own.desc, place) for place, offset in enumerate(own.offsets))
 
     # -- keys and progress ------------------------------------------------------------------------------------------
 

@@ -1,11 +1,15 @@
 """What all calls of a manager stand on: the cluster, its links, and the caches behind handles."""
 from __future__ import annotations
 
+from collections import deque
+from typing import Any
+
+from shmkv._view import TensorView
 from shmkv.caches import OwnCache, Usable
 from shmkv.checks import Uncopyable
 from shmkv.cluster import Cluster
 from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
-from shmkv.kv_cache import KvCache
+from shmkv.kv_cache import KvCache, make_view
 from shmkv.link import Links
 from shmkv.link_watch import LinkWatch
 from shmkv.types import LLMRole
@@ -43,3 +47,14 @@ class ManagerBase(Uncopyable):
         if not isinstance(own, OwnCache):
             raise LLMParamError(f"{cache!r} is registered memory of this process: other processes cannot pull from it")
         return own
+
+    def _dropped(self, own: Usable) -> deque[Any]:
+        """Where a cache goes whose last handle is gone."""
+        return self._cluster.caches.dropped if isinstance(own, OwnCache) else self._cluster.caches.registered.dropped
+
+    def _views(self, cache: KvCache) -> tuple[TensorView, ...]:
+        if not self.is_initialized() or not isinstance(cache._own, OwnCache):
+            return ()
+        with self._cluster.lock:        # so that memory is not recycled between a look at its exports and the first view
+            own = self._own(cache)
+            return tuple(make_view(own.segment.region, offset, own.desc, place) for place, offset in enumerate(own.offsets))

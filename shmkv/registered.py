@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shmkv._local import LocalCache
+from shmkv._plan import ShapeList
 from shmkv.cache_layout import CacheLayout, layout
 from shmkv.types import CacheDesc
+from shmkv.user_memory import HeldMemory
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,11 @@ class RegisteredCache:
     local: LocalCache
     is_blocks: bool
     id_alive: bool = True
+
+    @classmethod
+    def over(cls, held: HeldMemory, cache_id: int, layout: CacheLayout, is_blocks: bool) -> RegisteredCache:
+        """A cache in held memory, which goes with the last reference to `local`."""
+        return cls(cache_id, layout, LocalCache(held, layout.tensors), is_blocks)
 
     @property
     def desc(self) -> CacheDesc:
@@ -71,6 +78,14 @@ class RegisteredCaches:
         """finalize: nothing is registered any more."""
         for cache in list(self._by_id.values()):
             self.let_go(cache)
+
+
+def held_layout(wanted: CacheLayout, held: HeldMemory) -> CacheLayout:
+    """The layout of a description in memory of the caller."""
+    kinds = (wanted.desc.tensor_data_type(place).value for place in range(wanted.desc.num_tensors))
+    shapes = [(rows.offset, rows.nbytes, rows.outer, rows.rows, rows.inner, kind, rows.row_pitch, rows.piece_pitch)
+              for rows, kind in zip(held.tensors, kinds, strict=True)]
+    return replace(wanted, tensors=ShapeList(list(shapes)), offsets=tuple(shape[0] for shape in shapes), nbytes=held.nbytes)
 
 
 def at_addresses(desc: CacheDesc, addresses: Sequence[int]) -> LocalCache:

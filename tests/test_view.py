@@ -11,6 +11,7 @@ import memory
 import ml_dtypes
 import numpy as np
 import pytest
+from foreign import DlTensor, DlVersioned
 
 from shmkv import CacheDesc, DataType
 from shmkv._mapping import Region
@@ -28,20 +29,6 @@ DLPACK = {DataType.DT_FLOAT: (2, 32), DataType.DT_FLOAT16: (2, 16), DataType.DT_
 every_dtype = pytest.mark.parametrize("kind", list(DataType), ids=lambda kind: kind.name)
 native_dtypes = pytest.mark.parametrize("kind", NATIVE, ids=lambda kind: kind.name)
 no_letter = pytest.mark.parametrize("kind", WITHOUT_LETTER, ids=lambda kind: kind.name)
-
-
-class DlTensor(ctypes.Structure):
-    """DLPack's C structure, as its specification lays it out."""
-
-    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
-                ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
-                ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
-                ("byte_offset", ctypes.c_uint64)]
-
-
-class DlVersioned(ctypes.Structure):
-    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("context", ctypes.c_void_p),
-                ("deleter", ctypes.c_void_p), ("flags", ctypes.c_uint64), ("tensor", DlTensor)]
 
 
 def pointer(capsule: Any, name: bytes) -> int:
