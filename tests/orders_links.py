@@ -152,16 +152,16 @@ def _closed(seen: Registers) -> bool:
 
 USES = Scenario(
     "a cache of this process is not freed under a call", {"uses": 0, "is_open": 1, "bytes": 1},
-    ((_counts("_core:local_enter:add32_seq#1", "uses", 1, "t_in"), at("_core:local_enter:load32_seq#1", "is_open", into="t_open"),
-      read("bytes", "t_bytes"), _counts("_core:local_leave:add32_seq#1", "uses", -1, "t_out")),
-     (at("_core:close:swap32_seq#1", "is_open", 0, expected=1), _counts("_core:uses:add32_seq#1", "uses", 0, "k_uses"),
+    ((_counts("_local:local_enter:add32_seq#1", "uses", 1, "t_in"), at("_local:local_enter:load32_seq#1", "is_open", into="t_open"),
+      read("bytes", "t_bytes"), _counts("_local:local_leave:add32_seq#1", "uses", -1, "t_out")),
+     (at("_local:close:swap32_seq#1", "is_open", 0, expected=1), _counts("_local:uses:add32_seq#1", "uses", 0, "k_uses"),
       write("bytes", 2, _closed))),
     lambda seen: seen["t_open"] == 0 or seen["t_bytes"] == 1)
 
 WRITTEN = Scenario(
     "what a call wrote stands before the memory is another's", {"uses": 1, "is_open": 0, "bytes": 0},
-    ((write("bytes", 1), _counts("_core:local_leave:add32_seq#1", "uses", -1, "t_out")),
-     (_counts("_core:uses:add32_seq#1", "uses", 0, "k_uses"), read("bytes", "k_bytes"))),
+    ((write("bytes", 1), _counts("_local:local_leave:add32_seq#1", "uses", -1, "t_out")),
+     (_counts("_local:uses:add32_seq#1", "uses", 0, "k_uses"), read("bytes", "k_bytes"))),
     lambda seen: seen["k_uses"] != 0 or seen["k_bytes"] == 1)
 
 

@@ -35,7 +35,7 @@ READER_OF_CACHE = (
     at("_lookup:pin:load64_seq#2", "row", into="r_pin_row"),
     read("bytes", "r_bytes"),
     at("_lookup:recheck:fence_acquire#1"),
-    at("_lookup:recheck:load64_seq#2", "cache", into="r_cache_last", again="r_pin_cache"),
+    at("_lookup:is_still_there:load64_seq#1", "cache", into="r_cache_last", again="r_pin_cache"),
     at("_lookup:unpin:store64_release#1", "hazard", 0, when=_pinned),
 )
 
@@ -45,13 +45,13 @@ def _owner_recycles(hazards_count: bool) -> tuple[Access, ...]:
         return seen["o_hazard"] == 0 or not hazards_count
 
     return (
-        at("_directory:retire:exchange64_seq#1", "cache", RETIRED_1),
+        at("_cache_records:retire:exchange64_seq#1", "cache", RETIRED_1),
         at("_link_record:names:load64_seq#1", "hazard", into="o_hazard"),
-        at("_directory:release:exchange64_seq#1", "cache", FREE_1, when=may),
-        at("_directory:release:fence_release#1"),
+        at("_cache_records:release:exchange64_seq#1", "cache", FREE_1, when=may),
+        at("_cache_records:release:fence_release#1"),
         write("record", 2, may),
         write("bytes", 2, may),
-        at("_directory:insert:exchange64_seq#1", "cache", LIVE_2, when=may),
+        at("_cache_records:insert:exchange64_seq#1", "cache", LIVE_2, when=may),
     )
 
 
@@ -70,14 +70,14 @@ LEASE = Scenario(
     "lease", {**CACHE, "lease": 0},
     ((at("_lookup:pin:exchange64_seq#1", "hazard", 1), at("_lookup:pin:load64_seq#1", "cache", into="r_pin_cache"),
       read("bytes", "r_bytes")),
-     (at("_directory:retire:exchange64_seq#1", "cache", RETIRED_1),
+     (at("_cache_records:retire:exchange64_seq#1", "cache", RETIRED_1),
       at("_link_record:names:load64_seq#2", "hazard", into="o_hazard"),
       write("bytes", 2, lambda seen: seen["o_hazard"] == 0))),
     lambda seen: seen["r_pin_cache"] != LIVE_1 or seen["r_bytes"] == 1)
 
 RECORD = Scenario(
     "record of a cache", {**CACHE, "cache": FREE_1, "record": 0},
-    (READER_OF_CACHE[:4], (write("record", 2), at("_directory:insert:exchange64_seq#1", "cache", LIVE_2))),
+    (READER_OF_CACHE[:4], (write("record", 2), at("_cache_records:insert:exchange64_seq#1", "cache", LIVE_2))),
     lambda seen: not seen["r_word"] == seen["r_word_again"] == LIVE_2 or seen["r_record"] == 2)
 
 # A cache slot is filled again while a reader copies the record: the copy is of one cache or is not taken.
@@ -137,30 +137,51 @@ REMOVED = Scenario(
 # A row without a key, read by its cache's id.
 UNBOUND = Scenario(
     "bytes after an unbind", {**ROW, "row": (1, "UNBOUND"), "key": 0},
-    ((at("_core:find:load32_acquire#1", "progress", into="r_progress"), *READS_ON),
+    ((at("_core:look_at_progress:load32_acquire#1", "progress", into="r_progress"), *READS_ON),
      (at("_directory:unbind:exchange32_seq#1", "progress", 0), at("_directory:unbind:exchange64_seq#1", "row", (2, "UNBOUND")),
       at("_directory:unbind:fence_release#1"), write("bytes", 2))),
     lambda seen: seen["r_progress"] == 0 or not seen["r_pin_row"] == seen["r_row_last"] == (1, "UNBOUND") or seen["r_bytes"] == 1)
 
 BY_ID = Scenario(
     "by id: nobody gets in after an unbind", {**ROW, "row": (1, "UNBOUND")},
-    ((at("_lookup:find_row:load64_seq#1", "row", into="r_row"), at("_core:find:load32_acquire#1", "progress", into="r_progress"),
-      read("bytes", "r_bytes")),
+    ((at("_lookup:find_row:load64_seq#1", "row", into="r_row"),
+      at("_core:look_at_progress:load32_acquire#1", "progress", into="r_progress"), read("bytes", "r_bytes")),
      (at("_directory:unbind:exchange32_seq#1", "progress", 0), at("_directory:unbind:exchange64_seq#1", "row", (2, "UNBOUND")),
       at("_directory:unbind:fence_release#1"), write("bytes", 2))),
     lambda seen: seen["r_row"] != (2, "UNBOUND") or seen["r_progress"] == 0)
 
+# A block of a list: its word, then its progress; after the copy its word again.
+READER_OF_BLOCK = (
+    at("_lookup:look_at_rows:load64_seq#1", "row", into="r_row"),
+    at("_lookup:look_at_rows:load32_acquire#1", "progress", into="r_progress"),
+    read("bytes", "r_bytes"),
+    at("_lookup:recheck_rows:fence_acquire#1"),
+    at("_lookup:recheck_rows:load64_seq#1", "row", into="r_row_last", again="r_row"),
+)
+BLOCK_UNBOUND = Scenario(
+    "bytes of a block after an unbind", {**ROW, "row": (1, "UNBOUND"), "key": 0},
+    (READER_OF_BLOCK,
+     (at("_directory:unbind:exchange32_seq#1", "progress", 0), at("_directory:unbind:exchange64_seq#1", "row", (2, "UNBOUND")),
+      at("_directory:unbind:fence_release#1"), write("bytes", 2))),
+    lambda seen: seen["r_progress"] == 0 or seen["r_row"] != seen["r_row_last"]
+    or (seen["r_row"] == (1, "UNBOUND") and seen["r_bytes"] == 1))
+
+BLOCK_PUBLISHED = Scenario(
+    "published bytes of a block are there", {"row": (2, "UNBOUND"), "bytes": 0, "progress": 0},
+    (READER_OF_BLOCK[1:3], (write("bytes", 1), at("_directory:publish:exchange32_seq#1", "progress", 1))),
+    lambda seen: seen["r_progress"] == 0 or seen["r_bytes"] == 1)
+
 BOUND_BYTES = Scenario(
     "what bind calls published is there", {**ROW, "row": (2, "UNBOUND"), "progress": 0, "bytes": 0},
     ((at("_lookup:compare_row:load64_seq#1", "row", into="r_row"),
-      at("_core:find:load32_acquire#1", "progress", into="r_progress"), read("bytes", "r_bytes")),
+      at("_core:look_at_progress:load32_acquire#1", "progress", into="r_progress"), read("bytes", "r_bytes")),
      (write("bytes", 1), *BINDS)),
     lambda seen: (seen["r_progress"] == 0 or seen["r_bytes"] == 1) and (seen["r_row"] != (3, "LIVE") or seen["r_progress"] == 1))
 
 # A puller of the new key finds coverage of its own generation, or it would never consume.
 FRESH_COVERAGE = Scenario(
     "coverage of a row bound anew", {**ROW, "row": (2, "UNBOUND")},
-    ((at("_lookup:compare_row:load64_seq#2", "row", into="r_row"), at("_lookup:cover:load64_seq#1", "coverage", into="r_coverage")),
+    ((at("_lookup:compare_row:load64_seq#2", "row", into="r_row"), at("_coverage:cover:load64_seq#1", "coverage", into="r_coverage")),
      BINDS),
     lambda seen: seen["r_row"] != (3, "LIVE") or seen["r_coverage"] == (3, 0))
 
@@ -170,10 +191,10 @@ FRESH_COVERAGE = Scenario(
 def _puller(me: str, other: str) -> tuple[Access, ...]:
     """Marks its own word, then looks at both; its own stands as it left it."""
     return (
-        at("_lookup:cover:load64_seq#1", me, into=f"{me}_seen"),
-        at("_lookup:cover:swap64_seq#1", me, 1, expected=lambda seen: seen[f"{me}_seen"]),
-        at("_lookup:is_full:load64_seq#1", other, into=f"{me}_other"),
-        at("_lookup:consume:swap64_seq#1", "row", (1, "CONSUMED"), expected=(1, "LIVE"),
+        at("_coverage:cover:load64_seq#1", me, into=f"{me}_seen"),
+        at("_coverage:cover:swap64_seq#1", me, 1, expected=lambda seen: seen[f"{me}_seen"]),
+        at("_coverage:is_full:load64_seq#1", other, into=f"{me}_other"),
+        at("_coverage:consume:swap64_seq#1", "row", (1, "CONSUMED"), expected=(1, "LIVE"),
            when=lambda seen: seen[f"{me}_other"] == 1),
     )
 
@@ -185,8 +206,8 @@ COVERED = Scenario(
 
 NOTICED = Scenario(
     "the owner notices what was consumed", {"row": (1, "LIVE"), "consumed": 0},
-    ((at("_lookup:consume:swap64_seq#1", "row", (1, "CONSUMED"), expected=(1, "LIVE"), into="r_done"),
-      at("_lookup:consume:add32_seq#1", "consumed", lambda seen: seen["r_count"] + 1, into="r_count")),
+    ((at("_coverage:consume:swap64_seq#1", "row", (1, "CONSUMED"), expected=(1, "LIVE"), into="r_done"),
+      at("_coverage:consume:add32_seq#1", "consumed", lambda seen: seen["r_count"] + 1, into="r_count")),
      (at("_directory:noticed_slots:load32_acquire#1", "consumed", into="o_count"),
       at("_directory:settle:load64_seq#1", "row", into="o_row"),
       at("_directory:settle:load64_seq#2", "row", into="o_row_again", again="o_row"))),
@@ -198,21 +219,21 @@ REAPED = Scenario(
     ((at("_directory:settle:load64_seq#1", "row", into="o_row"),
       at("_directory:settle:swap64_seq#1", "row", (1, "CONSUMED"), expected=(1, "LIVE"), into="o_did"),
       at("_directory:settle:load64_seq#2", "row", into="o_row_again", again="o_row")),
-     (at("_lookup:consume:swap64_seq#1", "row", (1, "CONSUMED"), expected=(1, "LIVE"), into="r_did"),)),
+     (at("_coverage:consume:swap64_seq#1", "row", (1, "CONSUMED"), expected=(1, "LIVE"), into="r_did"),)),
     lambda seen: seen["o_row_again"] == (1, "CONSUMED") and not (seen["o_did?"] and seen["r_did?"]))
 
 # A pull of the owner's own out of its own cache covers and consumes as a reader does.
 OWN_PULL = Scenario(
     "a pull out of the own cache", {"row": (3, "UNBOUND"), "coverage": (2, 0)},
     ((at("_directory:mark_pulled:load64_seq#1", "row", into="r_row"),
-      at("_lookup:cover:load64_seq#1", "coverage", into="r_coverage")),
+      at("_coverage:cover:load64_seq#1", "coverage", into="r_coverage")),
      (at("_directory:bind:store64_release#1", "coverage", (3, 0)), at("_directory:bind:exchange64_seq#2", "row", (3, "LIVE")))),
     lambda seen: seen["r_row"] != (3, "LIVE") or seen["r_coverage"] == (3, 0))
 
 # What end_key remembers is how the key ended: its swap, or a reader's.
 ENDED_ONCE = Scenario(
     "a removed key is not remembered as consumed", {"row": (1, "LIVE")},
-    ((*UNBINDS,), (at("_lookup:consume:swap64_seq#1", "row", (1, "CONSUMED"), expected=(1, "LIVE"), into="r_did"),)),
+    ((*UNBINDS,), (at("_coverage:consume:swap64_seq#1", "row", (1, "CONSUMED"), expected=(1, "LIVE"), into="r_did"),)),
     lambda seen: (seen["o_ended"] == (1, "CONSUMED")) == seen["r_did?"] or seen["o_seen"] == (1, "CONSUMED"))
 
 # Consumed: the puller has read the bytes, and the owner may write others.
@@ -220,7 +241,7 @@ CONSUMED_BYTES = Scenario(
     "bytes of a consumed row are written again", {"row": (1, "LIVE"), "bytes": 1},
     ((read("bytes", "r_bytes"), at("_lookup:recheck:fence_acquire#1"),
       at("_lookup:recheck:load64_seq#1", "row", into="r_row_last"),
-      at("_lookup:consume:swap64_seq#1", "row", (1, "CONSUMED"), expected=(1, "LIVE"),
+      at("_coverage:consume:swap64_seq#1", "row", (1, "CONSUMED"), expected=(1, "LIVE"),
          when=lambda seen: seen["r_row_last"] == (1, "LIVE"))),
      (at("_directory:settle:load64_seq#1", "row", into="o_row"), write("bytes", 2, lambda seen: seen["o_row"] == (1, "CONSUMED")))),
     lambda seen: seen["r_bytes"] == 1)
@@ -230,7 +251,7 @@ CONSUMED_BYTES = Scenario(
 
 PUBLISHED = Scenario(
     "published bytes are there", {"bytes": 0, "progress": 0},
-    ((at("_core:find:load32_acquire#1", "progress", into="r_progress"), read("bytes", "r_bytes")),
+    ((at("_core:look_at_progress:load32_acquire#1", "progress", into="r_progress"), read("bytes", "r_bytes")),
      (write("bytes", 1), at("_directory:publish:exchange32_seq#1", "progress", 1))),
     lambda seen: seen["r_progress"] == 0 or seen["r_bytes"] == 1)
 
@@ -263,5 +284,5 @@ KEY_EVENT = Scenario(
       at("_directory:key_changed:add32_seq#1", "event", lambda seen: seen["o_event"] + 1, into="o_event"))),
     lambda seen: seen["r_event"] == 0 or seen["r_row"] == (3, "LIVE"))
 
-SCENARIOS = (HAZARD, LOST_LIFE_BYTE, LEASE, RECORD, TORN_RECORD, TORN_KEY, REMOVED, UNBOUND, BY_ID, BOUND_BYTES, FRESH_COVERAGE,
-             COVERED, NOTICED, REAPED, OWN_PULL, ENDED_ONCE, CONSUMED_BYTES, PUBLISHED, WAITER, KEY_WAITER, KEY_EVENT)
+SCENARIOS = (HAZARD, LOST_LIFE_BYTE, LEASE, RECORD, TORN_RECORD, TORN_KEY, REMOVED, UNBOUND, BY_ID, BLOCK_UNBOUND, BLOCK_PUBLISHED,
+             BOUND_BYTES, FRESH_COVERAGE, COVERED, NOTICED, REAPED, OWN_PULL, ENDED_ONCE, CONSUMED_BYTES, PUBLISHED, WAITER, KEY_WAITER, KEY_EVENT)

@@ -50,7 +50,7 @@ COUNT_IN_TIME = Scenario(
 
 CACHE_BY_ID = Scenario(
     "an id in the index leads to its cache", {"cache": (1, "FREE"), "entry": 0},
-    ((at("_directory:insert:exchange64_seq#1", "cache", (2, "LIVE")), at("_index:insert:store64_release#1", "entry", 2)),
+    ((at("_cache_records:insert:exchange64_seq#1", "cache", (2, "LIVE")), at("_index:insert:store64_release#1", "entry", 2)),
      (at("_lookup:probe:load64_acquire#1", "entry", into="r_entry"),
       at("_lookup:copy_cache:load64_seq#1", "cache", into="r_word"))),
     lambda seen: seen["r_entry"] == 0 or seen["r_word"] == (2, "LIVE"))
@@ -60,9 +60,9 @@ FILLED_ROW = Scenario(
     "a row that is another cache's now", {"row": (1, "LIVE"), "cache_slot": 1, "progress": 9, "cache": (1, "FREE")},
     ((at("_directory:end_key:swap64_seq#1", "row", (1, "REMOVED"), expected=(1, "LIVE")),
       at("_directory:end_key:exchange64_seq#1", "row", (1, "OUT")),
-      at("_directory:fill_row:exchange64_seq#1", "row", (2, "UNBOUND")),
-      write("cache_slot", 2), at("_directory:fill_row:store32_release#1", "progress", 0),
-      at("_directory:insert:exchange64_seq#1", "cache", (2, "LIVE"))),
+      at("_cache_records:fill_row:exchange64_seq#1", "row", (2, "UNBOUND")),
+      write("cache_slot", 2), at("_cache_records:fill_row:store32_release#1", "progress", 0),
+      at("_cache_records:insert:exchange64_seq#1", "cache", (2, "LIVE"))),
      (at("_lookup:compare_row:load64_seq#1", "row", into="r_row"), read("cache_slot", "r_slot"),
       at("_lookup:compare_row:fence_acquire#1"),
       at("_lookup:compare_row:load64_seq#2", "row", into="r_row_again", again="r_row"))),
@@ -70,17 +70,17 @@ FILLED_ROW = Scenario(
 
 FILLED_PROGRESS = Scenario(
     "a cache is found with the progress of its rows", {"cache": (1, "FREE"), "progress": 9, "row": (1, "UNBOUND")},
-    ((at("_directory:fill_row:exchange64_seq#1", "row", (2, "UNBOUND")),
-      at("_directory:fill_row:store32_release#1", "progress", 0), at("_directory:insert:exchange64_seq#1", "cache", (2, "LIVE"))),
+    ((at("_cache_records:fill_row:exchange64_seq#1", "row", (2, "UNBOUND")),
+      at("_cache_records:fill_row:store32_release#1", "progress", 0), at("_cache_records:insert:exchange64_seq#1", "cache", (2, "LIVE"))),
      (at("_lookup:copy_cache:load64_seq#1", "cache", into="r_word"),
       at("_lookup:find_row:load64_seq#1", "row", into="r_row"),
-      at("_core:find:load32_acquire#1", "progress", into="r_progress"))),
+      at("_core:look_at_progress:load32_acquire#1", "progress", into="r_progress"))),
     lambda seen: seen["r_word"] != (2, "LIVE") or (seen["r_progress"] == 0 and seen["r_row"] == (2, "UNBOUND")))
 
 PUBLISHED_AT_ONCE = Scenario(
     "a cache that is published as it is made has its bytes", {"cache": (1, "FREE"), "progress": 0, "bytes": 0},
-    ((write("bytes", 1), at("_directory:fill_row:store32_release#1", "progress", 1)),
-     (at("_core:find:load32_acquire#1", "progress", into="r_progress"), read("bytes", "r_bytes"))),
+    ((write("bytes", 1), at("_cache_records:fill_row:store32_release#1", "progress", 1)),
+     (at("_core:look_at_progress:load32_acquire#1", "progress", into="r_progress"), read("bytes", "r_bytes"))),
     lambda seen: seen["r_progress"] == 0 or seen["r_bytes"] == 1)
 
 
@@ -88,7 +88,7 @@ PUBLISHED_AT_ONCE = Scenario(
 SEGMENT_AGAIN = Scenario(
     "a segment that is used again says so", {"cache": (1, "FREE"), "generation": 1},
     ((at("_mapping:write_segment_header:store64_release#1", "generation", 2),
-      at("_directory:insert:exchange64_seq#1", "cache", (2, "LIVE"))),
+      at("_cache_records:insert:exchange64_seq#1", "cache", (2, "LIVE"))),
      (at("_lookup:copy_cache:load64_seq#1", "cache", into="r_word"),
       at("_attached:copy_header:load64_acquire#1", "generation", into="r_generation"))),
     lambda seen: seen["r_word"] != (2, "LIVE") or seen["r_generation"] == 2)
@@ -109,8 +109,8 @@ SHOWN = Scenario(
     ((at("_inspect:copy_cache:load64_seq#1", "cache", into="l_word"), read("record", "l_record"),
       at("_inspect:copy_cache:fence_acquire#1"),
       at("_inspect:copy_cache:load64_seq#2", "cache", into="l_word_again", again="l_word")),
-     (at("_directory:release:exchange64_seq#1", "cache", (1, "FREE")), at("_directory:release:fence_release#1"),
-      write("record", 2), at("_directory:insert:exchange64_seq#1", "cache", (2, "LIVE")))),
+     (at("_cache_records:release:exchange64_seq#1", "cache", (1, "FREE")), at("_cache_records:release:fence_release#1"),
+      write("record", 2), at("_cache_records:insert:exchange64_seq#1", "cache", (2, "LIVE")))),
     lambda seen: seen["l_word"] != seen["l_word_again"] or seen["l_word"] == (1, "FREE") or seen["l_record"] == seen["l_word"][0])
 
 

@@ -20,7 +20,7 @@ PLACES = "link_at|member_at|ended_at|cache_at|tensor_at|row_at|directory_header"
 # Pointers to private copies: (file, name of the variable).
 PRIVATE = {
     ("_lookup.pyx", "copy"), ("_inspect.pyx", "copy"), ("_mapping.pyx", "made"), ("_attached.pyx", "copy"),
-    ("_lookup.pyx", "cache"), ("_lookup.pxd", "cache"), ("_core.pyx", "cache"), ("_layout.pyx", ""),
+    ("_lookup.pyx", "cache"), ("_coverage.pyx", "cache"), ("_coverage.pxd", "cache"), ("_core.pyx", "cache"), ("_layout.pyx", ""),
 }
 # Fields that lead into shared memory from a private struct.
 POINTERS = {"record": "LinkRecord", "mine": "LinkSide", "row": "RowRecord", "cache": "CacheRecord"}

@@ -7,7 +7,8 @@ from builds import Edit, build_edited
 
 # A pull takes the words that it saw before its hazard stood for those that stand now.
 PIN = [Edit("_lookup.pyx", """\
-    if load64_seq(&found.cache.word) == found.cache_word and load64_seq(&found.row.word) == found.row_word:
+    if load64_seq(&found.cache.word) == found.cache_word \\
+            and (found.row == NULL or load64_seq(&found.row.word) == found.row_word):
         return True
     unpin(side)
     return False
@@ -18,7 +19,7 @@ HAZARD = [Edit("_core.pyx", "            looker.link = link\n", "            unp
 
 # The other side may have the link before the copy, its fence, the recheck and the end of the hazard.
 WORD = [
-    Edit("_core.pyx", "    swap32_seq,\n", "    swap32_seq,\n    word_release,\n"),
+    Edit("_core.pyx", "    store64_relaxed,\n", "    store64_relaxed,\n    word_release,\n"),
     Edit("_core.pyx", "            looker.link = link\n",
          "            link.retake_ns = word_release(&link.record.word, link.side)\n            looker.link = link\n"),
 ]
@@ -26,11 +27,11 @@ WORD = [
 # Marks of an earlier key of a row count for the next one.
 COVERAGE = [
     Edit("_directory.pyx", "store64_release(&words_of_row[i], generation << 32)", "store64_release(&words_of_row[i], 0)"),
-    Edit("_lookup.pyx", """\
+    Edit("_coverage.pyx", """\
             if seen & 0xFFFFFFFF00000000ULL != tag:
                 return False
 """, ""),
-    Edit("_lookup.pyx", "!= (row_generation << 32 | word_bits(0, cache.num_tensors, number)):",
+    Edit("_coverage.pyx", "!= (row_generation << 32 | word_bits(0, cache.num_tensors, number)):",
          "!= word_bits(0, cache.num_tensors, number):"),
 ]
 
