@@ -1,4 +1,4 @@
-"""Pull and copy: checked arguments in, one call of the core, statuses out as exceptions (`pull_failure.py`)."""
+"""Pull and copy: checked arguments in, calls of the core, statuses out as exceptions (`pull_failure.py`)."""
 from __future__ import annotations
 
 import errno
