@@ -90,6 +90,15 @@ class Agent:
         self.caches[name] = made
         return int(made.cache_id)
 
+    def allocate_tensors(self, name: str, shapes: list[list[int]], dtypes: list[str], batch_dim: int = 0,
+                         keys: tuple[list[Any], ...] = (), **more: Any) -> int:
+        """The same for tensors that differ."""
+        kinds = [shmkv.DataType[dtype] for dtype in dtypes]
+        desc = shmkv.CacheDesc.of_tensors(shapes, kinds, batch_dim_index=batch_dim)
+        made = self.dist.kv_cache_manager.allocate_cache(desc, [make_key(key) for key in keys], **more)
+        self.caches[name] = made
+        return int(made.cache_id)
+
     def deallocate(self, name: str) -> None:
         self.dist.kv_cache_manager.deallocate_cache(self.caches[name])
 
@@ -129,16 +138,26 @@ class Agent:
         cache = self.caches[name]
         cache_bytes.write(cache, reference.noise(cache_bytes.geometry_of(cache), seed))
 
+    def noise_tensors(self, name: str, seed: int) -> None:
+        """The same for tensors that may differ: each one's seed is the number before it plus one."""
+        cache = self.caches[name]
+        shapes = cache_bytes.geometries_of(cache)
+        cache_bytes.write(cache, [reference.noise(shape, seed + place)[0] for place, shape in enumerate(shapes)])
+
     def canary(self, name: str) -> None:
         cache = self.caches[name]
-        cache_bytes.write(cache, reference.canary(cache_bytes.geometry_of(cache)))
+        cache_bytes.write(cache, [reference.canary(shape)[0] for shape in cache_bytes.geometries_of(cache)])
 
     def read(self, name: str) -> dict[str, Any]:
         content = cache_bytes.read(self.caches[name])
         return {"shape": content.shape, "bytes": base64.b64encode(content.tobytes()).decode()}
 
+    def read_tensors(self, name: str) -> list[dict[str, Any]]:
+        return [{"shape": content.shape, "bytes": base64.b64encode(content.tobytes()).decode()}
+                for content in cache_bytes.read_tensors(self.caches[name])]
+
     def digest(self, name: str) -> str:
-        return hashlib.sha256(cache_bytes.read(self.caches[name]).tobytes()).hexdigest()
+        return hashlib.sha256(b"".join(tensor.tobytes() for tensor in cache_bytes.read_tensors(self.caches[name]))).hexdigest()
 
     # links and pulls
 

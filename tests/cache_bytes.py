@@ -8,34 +8,45 @@ import ctypes
 from typing import TYPE_CHECKING
 
 import numpy as np
-from reference import Bytes, Geometry, geometry
+from reference import Bytes, Geometry, Tensors, geometry
 
 if TYPE_CHECKING:
     from shmkv import KvCache
 
 
 def geometry_of(cache: KvCache) -> Geometry:
-    """Geometry of a living cache, from its own descriptor."""
-    desc = cache.cache_desc
-    itemsize = desc.size // int(np.prod(desc.shape, dtype=int))
-    return geometry(desc.num_tensors, list(desc.shape), itemsize, desc.batch_dim)
+    """Geometry of a living cache whose tensors are alike, from its own descriptor."""
+    assert cache.cache_desc.is_uniform
+    return geometries_of(cache)[0]._replace(num_tensors=cache.cache_desc.num_tensors)
+
+
+def geometries_of(cache: KvCache) -> list[Geometry]:
+    """Geometry of each tensor as a cache of its own, from its shape alone."""
+    desc, made = cache.cache_desc, []
+    for place in range(desc.num_tensors):
+        shape = desc.tensor_shape(place)
+        itemsize = desc.tensor_size(place) // int(np.prod(shape, dtype=int))
+        made.append(geometry(1, shape, itemsize, desc.batch_dim))
+    return made
 
 
 def _tensors(cache: KvCache) -> list[Bytes]:
-    shape = geometry_of(cache)
-    each = shape.outer * shape.rows * shape.inner
     (addresses,) = cache.per_device_tensor_addrs
-    assert len(addresses) == shape.num_tensors
-    return [np.ctypeslib.as_array((ctypes.c_ubyte * each).from_address(address)).reshape(shape[1:])
-            for address in addresses]
+    return [np.ctypeslib.as_array((ctypes.c_ubyte * (shape.stride * shape.rows)).from_address(address)).reshape(shape[1:])
+            for address, shape in zip(addresses, geometries_of(cache), strict=True)]
 
 
 def read(cache: KvCache) -> Bytes:
-    """A copy of all bytes, shape (num_tensors, outer, rows, inner)."""
-    return np.stack([tensor.copy() for tensor in _tensors(cache)])
+    """A copy of all bytes of a cache whose tensors are alike, shape (num_tensors, outer, rows, inner)."""
+    return np.stack(read_tensors(cache))
 
 
-def write(cache: KvCache, content: Bytes) -> None:
-    """Overwrite all bytes with ``content`` of shape (num_tensors, outer, rows, inner)."""
+def read_tensors(cache: KvCache) -> list[Bytes]:
+    """A copy of the bytes of each tensor, shape (outer, rows, inner)."""
+    return [tensor.copy() for tensor in _tensors(cache)]
+
+
+def write(cache: KvCache, content: Tensors) -> None:
+    """Overwrite all bytes with ``content``: of each tensor (outer, rows, inner)."""
     for tensor, wanted in zip(_tensors(cache), content, strict=True):
         tensor[...] = wanted

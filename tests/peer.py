@@ -148,6 +148,10 @@ class Peer:
         """All bytes of a cache of that process."""
         return array(self.call("read", name=name))
 
+    def read_tensors(self, name: str) -> list[Bytes]:
+        """All bytes of a cache of that process, a tensor each."""
+        return [array(tensor) for tensor in self.call("read_tensors", name=name)]
+
     def batch(self, commands: list[tuple[str, dict[str, Any]]]) -> list[Answer]:
         """Many commands for one round trip."""
         return [_answer(said) for said in self.call("batch", commands=commands)]

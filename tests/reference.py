@@ -2,11 +2,12 @@
 
 A cache is a uint8 array of shape (num_tensors, outer, rows, inner): ``outer`` is the product of the
 dimensions before the batch dimension, ``inner`` the bytes of the dimensions after it. A row is what
-``cache[t, :, b, :]`` holds, in that order. Nothing here knows shared memory, links or shmkv itself; the order
-of the checks is the order of the contract.
+``cache[t, :, b, :]`` holds, in that order. A cache whose tensors differ is a list of such ``cache[t]``.
+Nothing here knows shared memory, links or shmkv itself; the order of the checks is the order of the contract.
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
+Tensors = Sequence[Bytes] | Bytes
 
 SUCCESS = "LLM_SUCCESS"
 PARAM_INVALID = "LLM_PARAM_INVALID"
@@ -103,29 +105,56 @@ def _tensors(layers: Any, per_layer: int, num_tensors: int) -> range:
     return range(layers.start * per_layer, layers.stop * per_layer)
 
 
-def pull_bytes(src: Bytes | None, dst: Bytes, pull: Pull) -> Bytes:
-    """The destination after the pull; ``src`` None means that the key names nothing. Raises Refused."""
+def _stride(tensor: Bytes) -> int:
+    return int(tensor.shape[0] * tensor.shape[2])
+
+
+def pull_tensors(src: Tensors | None, dst: Tensors, pull: Pull) -> list[Bytes]:
+    """The destination's tensors after the pull; ``src`` None means that the key names nothing. Raises Refused."""
     per_layer = pull.tensor_num_per_layer
     src_offset, dst_offset = pull.src_cache_offset or 0, pull.dst_cache_offset or 0
-    _check_arguments(pull, dst.shape[0])
-    _need(pull.batch_index < dst.shape[2])
-    into = _tensors(pull.dst_layer_range, per_layer, dst.shape[0])
-    dst_stride = dst.shape[1] * dst.shape[3]
-    length = dst_stride - dst_offset if pull.size == -1 else pull.size
-    _need(length > 0 and dst_offset + length <= dst_stride)
-    if src is None or not 0 <= pull.src_row < src.shape[2]:
+    _check_arguments(pull, len(dst))
+    _need(pull.batch_index < dst[0].shape[1])
+    into = _tensors(pull.dst_layer_range, per_layer, len(dst))
+    lengths = [_stride(dst[place]) - dst_offset if pull.size == -1 else pull.size for place in into]
+    for place, length in zip(into, lengths, strict=True):
+        _need(length > 0 and dst_offset + length <= _stride(dst[place]))
+    if src is None or not 0 <= pull.src_row < src[0].shape[1]:
         raise Refused(NOT_EXIST)
-    _need(src_offset + length <= src.shape[1] * src.shape[3])
-    out_of = _tensors(pull.src_layer_range, per_layer, src.shape[0])
+    out_of = _tensors(pull.src_layer_range, per_layer, len(src))
     ranges_given = pull.src_layer_range is not None or pull.dst_layer_range is not None
-    _need(not ranges_given or _divides(per_layer, src.shape[0]))
+    _need(not ranges_given or _divides(per_layer, len(src)))
     _need(len(out_of) == len(into))
-    after = dst.copy()
-    for src_tensor, dst_tensor in zip(out_of, into, strict=True):
-        row = after[dst_tensor, :, pull.batch_index, :].reshape(-1)
-        window = src[src_tensor, :, pull.src_row, :].reshape(-1)[src_offset:src_offset + length]
-        row[dst_offset:dst_offset + length] = window
-        after[dst_tensor, :, pull.batch_index, :] = row.reshape(dst.shape[1], dst.shape[3])
+    for place, length in zip(out_of, lengths, strict=True):
+        _need(src_offset + length <= _stride(src[place]))
+    after = [tensor.copy() for tensor in dst]
+    for source, place, length in zip(out_of, into, lengths, strict=True):
+        _move_row(src[source], after[place], (pull.src_row, pull.batch_index), (src_offset, dst_offset), length)
+    return after
+
+
+def _move_row(src: Bytes, dst: Bytes, rows: tuple[int, int], offsets: tuple[int, int], length: int) -> None:
+    window = src[:, rows[0], :].reshape(-1)[offsets[0]:offsets[0] + length]
+    row = dst[:, rows[1], :].reshape(-1)
+    row[offsets[1]:offsets[1] + length] = window
+    dst[:, rows[1], :] = row.reshape(dst.shape[0], dst.shape[2])
+
+
+def pull_bytes(src: Bytes | None, dst: Bytes, pull: Pull) -> Bytes:
+    """The same for caches whose tensors are alike, each one array."""
+    return np.stack(pull_tensors(src, dst, pull))
+
+
+def copy_tensors(src: Tensors, dst: Tensors, rows: tuple[int, int], offset: int, size: int) -> list[Bytes]:
+    """The destination's tensors after a copy of row rows[0] into row rows[1]. Raises Refused."""
+    _need(len(src) == len(dst))
+    _need(rows[0] < src[0].shape[1] and rows[1] < dst[0].shape[1])
+    lengths = [_stride(tensor) - offset if size == -1 else size for tensor in src]
+    for length, source, target in zip(lengths, src, dst, strict=True):
+        _need(length > 0 and offset + length <= min(_stride(source), _stride(target)))
+    after = [tensor.copy() for tensor in dst]
+    for length, source, target in zip(lengths, src, after, strict=True):
+        _move_row(source, target, rows, (offset, offset), length)
     return after
 
 
