@@ -181,7 +181,8 @@ BOUND_BYTES = Scenario(
 # A puller of the new key finds coverage of its own generation, or it would never consume.
 FRESH_COVERAGE = Scenario(
     "coverage of a row bound anew", {**ROW, "row": (2, "UNBOUND")},
-    ((at("_lookup:compare_row:load64_seq#2", "row", into="r_row"), at("_coverage:cover:load64_seq#1", "coverage", into="r_coverage")),
+    ((at("_lookup:compare_row:load64_seq#2", "row", into="r_row"),
+      at("_coverage:cover:load64_seq#1", "coverage", into="r_coverage")),
      BINDS),
     lambda seen: seen["r_row"] != (3, "LIVE") or seen["r_coverage"] == (3, 0))
 
@@ -285,4 +286,5 @@ KEY_EVENT = Scenario(
     lambda seen: seen["r_event"] == 0 or seen["r_row"] == (3, "LIVE"))
 
 SCENARIOS = (HAZARD, LOST_LIFE_BYTE, LEASE, RECORD, TORN_RECORD, TORN_KEY, REMOVED, UNBOUND, BY_ID, BLOCK_UNBOUND, BLOCK_PUBLISHED,
-             BOUND_BYTES, FRESH_COVERAGE, COVERED, NOTICED, REAPED, OWN_PULL, ENDED_ONCE, CONSUMED_BYTES, PUBLISHED, WAITER, KEY_WAITER, KEY_EVENT)
+             BOUND_BYTES, FRESH_COVERAGE, COVERED, NOTICED, REAPED, OWN_PULL, ENDED_ONCE, CONSUMED_BYTES, PUBLISHED, WAITER,
+             KEY_WAITER, KEY_EVENT)

@@ -71,7 +71,8 @@ FILLED_ROW = Scenario(
 FILLED_PROGRESS = Scenario(
     "a cache is found with the progress of its rows", {"cache": (1, "FREE"), "progress": 9, "row": (1, "UNBOUND")},
     ((at("_cache_records:fill_row:exchange64_seq#1", "row", (2, "UNBOUND")),
-      at("_cache_records:fill_row:store32_release#1", "progress", 0), at("_cache_records:insert:exchange64_seq#1", "cache", (2, "LIVE"))),
+      at("_cache_records:fill_row:store32_release#1", "progress", 0),
+      at("_cache_records:insert:exchange64_seq#1", "cache", (2, "LIVE"))),
      (at("_lookup:copy_cache:load64_seq#1", "cache", into="r_word"),
       at("_lookup:find_row:load64_seq#1", "row", into="r_row"),
       at("_core:look_at_progress:load32_acquire#1", "progress", into="r_progress"))),

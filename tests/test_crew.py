@@ -12,7 +12,7 @@ from shmkv import _copy, _crew
 # A copy above the threshold; prints how many threads of the crew exist before and after, and in a forked child.
 PROGRAM = """
 import os, sys, threading
-from shmkv import _copy, _core, _crew, _pull, segment
+from shmkv import _copy, _crew, _local, _pull, segment
 from shmkv._mapping import Region
 NBYTES = 16 << 20
 name = sys.argv[1]
@@ -21,8 +21,8 @@ region = Region.map(fd, 2 * NBYTES)
 os.close(fd)
 segment.unlink(name)
 _copy.configure(threads=int(sys.argv[2]))
-src = _core.LocalCache(region, [(0, NBYTES, 1, 1, NBYTES)])
-dst = _core.LocalCache(region, [(NBYTES, NBYTES, 1, 1, NBYTES)])
+src = _local.LocalCache(region, [(0, NBYTES, 1, 1, NBYTES)])
+dst = _local.LocalCache(region, [(NBYTES, NBYTES, 1, 1, NBYTES)])
 def copy():
     assert _pull.copy(src, dst, (-1, 0, 0, 0, 0, 0, -1, 0, -1, 0), 60000) == 0
     return _crew.current()["started"]

@@ -13,7 +13,8 @@ UNCHECKED: dict[str, list[Edit]] = {
                                               "COVERAGE_LINES_MAX:\n        return FIND_DAMAGED\n", "")],
     "log2-of-index": [Edit("_lookup.pyx", " or log2 > INDEX_LOG2_MAX:", ":")],
     "slot-of-side": [Edit("_link_record.pyx", "    if slot >= MEMBERS_MAX:\n        return False\n", "")],
-    "slot-of-entry": [Edit("_index.pyx", "        if entry >> 32 & 1 and slot >= CACHES_MAX:\n            return 0", "        if False:\n            return 0")],
+    "slot-of-entry": [Edit("_index.pyx", "        if entry >> 32 & 1 and slot >= CACHES_MAX:\n            return 0",
+                           "        if False:\n            return 0")],
     "links-reserved": [Edit("_link_record.pyx", ".links_reserved), LINKS_MAX)", ".links_reserved), 1 << 30)")],
 }
 # With a second load after the check.

@@ -77,7 +77,8 @@ LOOKUP = [
     Edit("_coverage.pyx", "begin = first if first > low else low", "begin = low"),
     Edit("_coverage.pyx", "            if seen & 0xFFFFFFFF00000000ULL != tag:\n",
          "            if False:\n"),
-    Edit("_coverage.pyx", "(cache.num_tensors + TENSORS_PER_WORD - 1) // TENSORS_PER_WORD", "cache.num_tensors // TENSORS_PER_WORD"),
+    Edit("_coverage.pyx", "(cache.num_tensors + TENSORS_PER_WORD - 1) // TENSORS_PER_WORD",
+         "cache.num_tensors // TENSORS_PER_WORD"),
 ]
 DIRECTORY = [
     Edit("_cache_records.pyx", "store32_relaxed(&row.batch_index, batch_index)", "store32_relaxed(&row.batch_index, 0)"),
