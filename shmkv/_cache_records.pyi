@@ -25,6 +25,7 @@ class CacheRecords:
         published: int,
         kind: int = 0,
         blocks_model_id: int | None = None,
+        format: int = 0,
     ) -> tuple[int, int]: ...
     @property
     def owners(self) -> dict[int, Any]: ...

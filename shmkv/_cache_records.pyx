@@ -32,13 +32,13 @@ cdef class CacheRecords:
         free(self.own)
 
     def insert(self, Region segment, owner, *, int64_t cache_id, uint64_t serial, tensors, uint32_t num_rows,
-               uint32_t published, uint32_t kind=CACHE_CONTIGUOUS, blocks_model_id=None):
+               uint32_t published, uint32_t kind=CACHE_CONTIGUOUS, blocks_model_id=None, uint64_t format=0):
         """Record a cache: (slot, generation). Its word says LIVE afterwards, its rows have no keys yet.
 
         `owner` (any object) stands in `owners` under the slot from then on, with no moment in between for a signal handler.
 
         `tensors`: a ShapeList, or one (offset, nbytes, outer, rows, inner, dtype) each, in bytes from the segment's start;
-        `published`: tensors of a row readable at once. MemoryError or OSError, nothing recorded, when a table cannot grow.
+        `published`: tensors of a row readable at once; `format`: a hash of kv_tensor_format, 0 = none. MemoryError or OSError, nothing recorded, when a table cannot grow.
         """
         cdef ShapeList shapes = tensors if isinstance(tensors, ShapeList) else ShapeList(tensors)
         cdef uint32_t count = shapes.count, lines
@@ -71,6 +71,7 @@ cdef class CacheRecords:
         made.coverage_lines = lines
         # All between the word and the pullers' count.
         store_words(&cache.cache_id, &made.cache_id, <size_t>&made.consumed - <size_t>&made.cache_id)
+        store64_relaxed(&cache.format, format)
         crash_point(b"cache-live")
         exchange64_seq(&cache.word, make_word(generation, CACHE_LIVE))
         self.index.insert(id_hash(cache_id), first_row)

@@ -58,6 +58,8 @@ from shmkv._layout cimport (
 from shmkv._link cimport (
     LINK_FORKED,
     LINK_TIMEOUT,
+    REMARK_DUE,
+    REMARK_NONE,
     is_forked,
     link_enter,
     link_leave,
@@ -79,7 +81,7 @@ from shmkv._lookup cimport (
     unpin,
     why_ended,
 )
-from shmkv._plan cimport PLAN_DAMAGED, PLAN_SRC_BLOCK, Plan
+from shmkv._plan cimport PLAN_DAMAGED, PLAN_FORMAT, PLAN_SRC_BLOCK, Plan
 from shmkv._within cimport COPY_DST_GONE, check_target
 
 cdef enum:
@@ -134,6 +136,8 @@ cdef int pull_locked(Link* link, Local* dst, Request* want) noexcept nogil:
             return LINK_FORKED      # a signal handler forked: hazard, lock and counters are the parent's
         unpin(link.mine)
     count(link, want, status)
+    if status == 0 and link.format_remark == REMARK_NONE and is_other_format(&found.copy, dst):
+        link.format_remark = REMARK_DUE
     return status
 
 
@@ -227,11 +231,17 @@ cdef int make_plan(Link* link, Request* want, const CacheRecord* cache, uint64_t
     cdef TensorRecord* shared = tensor_at(link.directory, cache.first_tensor)
     if cache.num_tensors == 0:
         return PLAN_DAMAGED
+    if want.select.strict_format and is_other_format(cache, dst):
+        return PLAN_FORMAT
     if want.blocks != NULL:
         return plan_for_blocks(&link.plans, <const char*>shared, sizeof(TensorRecord), cache.num_tensors, cache.num_rows, nbytes,
                                dst.shapes, &want.select, want.blocks, plan)
     return plan_for(&link.plans, <const char*>shared, sizeof(TensorRecord), cache.num_tensors, cache.num_rows, nbytes, dst.shapes,
                     dst.number, &want.select, plan)
+
+
+cdef inline bint is_other_format(const CacheRecord* cache, const Local* dst) noexcept nogil:
+    return cache.format != dst.format and cache.format != 0 and dst.format != 0
 
 
 cdef int finish(Link* link, Request* want, FoundRow* found) noexcept nogil:

@@ -4,7 +4,7 @@ Four kinds of file stand in /dev/shm, all prefixed with the namespace:
 
   <ns>.life           no format. Byte LIFE_FIRST + n under a kernel record lock: the process in member slot n lives. Byte
                       COLD_BYTE under a lock: somebody joins, leaves, sweeps or links (the *cold lock*).
-  <ns>.members.v1     MembersHeader, then MEMBERS_MAX MemberRecords.
+  <ns>.members.v2     MembersHeader, then MEMBERS_MAX MemberRecords.
   <ns>.d.<inc>        one *directory* a cluster: DirectoryHeader, two rings, then the tables of links, caches, tensors,
                       rows, coverage and the key index, each in a range of its own. The file is sized once to
                       DIRECTORY_NBYTES and is sparse; the counts `*_reserved` say how much of a table has pages behind it.
@@ -32,7 +32,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 
 cdef enum:
-    LAYOUT_VERSION = 1
+    LAYOUT_VERSION = 2
     LINE = 128                      # two cache lines: words that two processes write stand this far apart
     PAGE = 4096
     SEGMENT_DATA_OFFSET = PAGE      # first tensor of a cache segment
@@ -237,7 +237,8 @@ cdef struct CacheRecord:
     uint64_t blocks_model_id        # a blocks cache's key
     uint32_t blocks_bound
     uint32_t consumed               # pullers; seq_cst add, after the row's swap; a hint: that of a puller that died may be missing
-    uint64_t reserved[6]
+    uint64_t format                 # owner; before the word says LIVE; a hash of kv_tensor_format, 0 = none was given
+    uint64_t reserved[5]
 
 
 cdef struct TensorRecord:

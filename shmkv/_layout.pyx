@@ -90,6 +90,7 @@ cdef list _describe_records():
         ("CacheRecord", "blocks_model_id", <size_t>&c.blocks_model_id - <size_t>c, sizeof(c.blocks_model_id)),
         ("CacheRecord", "blocks_bound", <size_t>&c.blocks_bound - <size_t>c, sizeof(c.blocks_bound)),
         ("CacheRecord", "consumed", <size_t>&c.consumed - <size_t>c, sizeof(c.consumed)),
+        ("CacheRecord", "format", <size_t>&c.format - <size_t>c, sizeof(c.format)),
         ("TensorRecord", "offset", <size_t>&t.offset - <size_t>t, sizeof(t.offset)),
         ("TensorRecord", "nbytes", <size_t>&t.nbytes - <size_t>t, sizeof(t.nbytes)),
         ("TensorRecord", "outer", <size_t>&t.outer - <size_t>t, sizeof(t.outer)),

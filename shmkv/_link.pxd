@@ -31,6 +31,13 @@ cdef struct Patience:
     bint removes                    # the call that removes the link may enter while it is closing
 
 
+cdef enum:
+    # Link.format_remark
+    REMARK_NONE = 0
+    REMARK_DUE = 1
+    REMARK_MADE = 2
+
+
 cdef struct Link:
     char* directory                 # the peer's
     char* members
@@ -51,6 +58,7 @@ cdef struct Link:
     AttachedTable segments
     uint64_t unlinked_seen
     KeptPlans plans
+    int format_remark               # whether somebody has to be told that the two sides' formats differ
 
 
 cdef void patience_init(Patience* wait, int64_t timeout_ms)

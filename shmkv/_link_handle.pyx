@@ -32,7 +32,7 @@ from shmkv._layout cimport (
     word_generation,
 )
 from shmkv._life cimport process_epoch
-from shmkv._link cimport LINK_INTERRUPTED, Patience, link_enter, link_leave, look, patience_init, raise_pending
+from shmkv._link cimport LINK_INTERRUPTED, REMARK_DUE, REMARK_MADE, Patience, link_enter, link_leave, look, patience_init, raise_pending
 from shmkv._link_record cimport end_link, is_idle
 
 
@@ -106,6 +106,13 @@ cdef class LinkHandle:
     def users(self):
         """Threads of this process inside a call on the link."""
         return load32_seq(&self.link.users)
+
+    def take_remark(self):
+        """True once, after a pull between caches of different kv_tensor_formats."""
+        if self.link.format_remark != REMARK_DUE:
+            return False
+        self.link.format_remark = REMARK_MADE
+        return True
 
     @property
     def word(self):

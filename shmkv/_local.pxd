@@ -11,6 +11,7 @@ cdef struct Local:
     uint32_t uses                   # calls that read or write it now; freed when it is 0
     uint32_t is_open                # 0 after deallocate: no new call may use it
     uint64_t number                 # of this object in the process, never used again
+    uint64_t format                 # a hash of kv_tensor_format, 0 = none was given
     uint64_t begin                  # its first byte and the one behind its last, from `base`
     uint64_t end
 

@@ -31,10 +31,11 @@ cdef class LocalCache:
     """Tensors of one cache in this process.
 
     `memory` has the address of its first byte as `base` and stays valid as long as this refers to it: a Region, or memory of the
-    caller. `shapes`: a ShapeList, or one tuple a tensor as for ShapeList, in bytes from `base`.
+    caller. `shapes`: a ShapeList, or one tuple a tensor as for ShapeList, in bytes from `base`; `format`: a hash of
+    kv_tensor_format, 0 = none.
     """
 
-    def __cinit__(self, memory, shapes):
+    def __cinit__(self, memory, shapes, uint64_t format=0):
         cdef Local* local = &self.local
         cdef Shape* shape
         cdef uint32_t i
@@ -44,6 +45,7 @@ cdef class LocalCache:
         local.shapes = self.shapes.shapes
         local.num_tensors = self.shapes.count
         local.is_open = 1
+        local.format = format
         local.number = add64_relaxed(&local_numbers, 1)
         local.begin = <uint64_t>-1
         for i in range(local.num_tensors):
@@ -59,6 +61,11 @@ cdef class LocalCache:
     def uses(self):
         """Calls of this process that read or write the cache now."""
         return add32_seq(&self.local.uses, 0)
+
+    @property
+    def format(self):
+        """Hash of the kv_tensor_format, 0 = none was given."""
+        return self.local.format
 
     def count_in(self):
         """Keep the cache from being freed until `leave`, also one that was deallocated and lives by its keys. The caller has

@@ -17,6 +17,7 @@ cdef enum:
     PLAN_BLOCK_NBYTES = -1211       # blocks of unequal bytes
     PLAN_BLOCKS_WINDOW = -1212      # more blocks than the row on the other side has room for
     PLAN_HEADS = -1213              # the source's rows are not whole groups of heads
+    PLAN_FORMAT = -1214             # source and destination were given different kv_tensor_formats
 
 
 cdef enum:
@@ -58,6 +59,7 @@ cdef struct Selection:
     uint64_t window
     uint64_t src_period             # bytes of all heads
     uint64_t dst_period
+    uint64_t strict_format          # a source of another kv_tensor_format is refused
 
 
 cdef struct Span:

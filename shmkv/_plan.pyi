@@ -16,6 +16,7 @@ SRC_BLOCK: Final[int]
 BLOCK_NBYTES: Final[int]
 BLOCKS_WINDOW: Final[int]
 HEADS: Final[int]
+FORMAT: Final[int]
 ARGUMENT_FAULTS: Final[frozenset[int]]
 
 class ShapeList:

@@ -9,7 +9,7 @@ from shmkv.errors import LLMException
 
 DST_GONE: Final[int]
 
-# `select` has ten numbers, or thirteen for some of the heads; callers cut it up, so its length is not part of the type.
+# `select` has ten numbers, or fourteen for some of the heads or strict formats: its length is not part of the type.
 def pull(
     handle: LinkHandle, dst: LocalCache, packed: bytes, select: tuple[int, ...], consumes: bool, timeout_ms: int
 ) -> int: ...
@@ -47,6 +47,7 @@ class PreparedPull:
         key_types: tuple[type, ...],
         again: Callable[[Any, int], LinkHandle | None],
         fail: Callable[[Any, int, int], LLMException],
+        remark: Callable[[LinkHandle, Any], object],
     ) -> None: ...
     @property
     def dst(self) -> LocalCache: ...

@@ -17,6 +17,7 @@ from shmkv._link cimport (
     LINK_FORKED,
     LINK_INTERRUPTED,
     LINK_PEER_GONE,
+    REMARK_DUE,
     Patience,
     link_enter,
     link_leave,
@@ -33,15 +34,15 @@ cdef enum:
 
 
 cdef int request_init(Request* want, tuple select) except -1:
-    """`select`: (size, src_offset, dst_offset, src_row, dst_row, src_first, src_count, dst_first, dst_count, divisor), and for some
-    of the heads also (window, src_period, dst_period)."""
+    """`select`: (size, src_offset, dst_offset, src_row, dst_row, src_first, src_count, dst_first, dst_count, divisor), and where it
+    is not all 0 also (window, src_period, dst_period, strict_format)."""
     memset(want, 0, sizeof(Request))
     return select_init(&want.select, select)
 
 
 cdef int select_init(Selection* s, tuple select) except -1:
     if len(select) > 10:
-        s.window, s.src_period, s.dst_period = select[10:]
+        s.window, s.src_period, s.dst_period, s.strict_format = select[10:]
         select = select[:10]
     s.size, s.src_offset, s.dst_offset, s.src_row, s.dst_row, s.src_first, s.src_count, s.dst_first, s.dst_count, s.divisor = select
     return 0
@@ -195,7 +196,8 @@ cdef class PreparedPull:
 
     What the plain pull would answer is answered here, too. Whenever the quick way does not apply (another cluster, a link that
     ended or lost its peer, a destination that was deallocated, anything but a usable key and a row) `again(key, row)` makes the
-    pull with all checks and gives the link handle to go on with; `fail(key, row, status)` gives the exception for any other status.
+    pull with all checks and gives the link handle to go on with; `fail(key, row, status)` gives the exception for any other status;
+    `remark(handle, key)` is called when the link has something to tell.
     """
     cdef Request want
     cdef readonly LocalCache dst
@@ -204,12 +206,14 @@ cdef class PreparedPull:
     cdef tuple key_types
     cdef object again
     cdef object fail
+    cdef object remark
     cdef object __weakref__
 
-    def __init__(self, LocalCache dst, tuple select, bint consumes, int64_t timeout_ms, tuple key_types, again, fail):
+    def __init__(self, LocalCache dst, tuple select, bint consumes, int64_t timeout_ms, tuple key_types, again, fail, remark):
         request_init(&self.want, select)
         self.want.consumes = consumes
         self.dst, self.timeout_ms, self.key_types, self.again, self.fail = dst, timeout_ms, key_types, again, fail
+        self.remark = remark
 
     def __call__(self, key):
         """Pull the row that `key` names; raises what `pull_cache` raises."""
@@ -233,6 +237,8 @@ cdef class PreparedPull:
         with nogil:
             status = pull_now(&handle.link, &self.dst.local, &want)
         if status == 0:
+            if handle.link.format_remark == REMARK_DUE:
+                self.remark(handle, key)
             return None
         if status == LINK_INTERRUPTED:
             raise_pending()

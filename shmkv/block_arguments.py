@@ -7,6 +7,7 @@ from shmkv._blocks import FROM_ROW, TO_BLOCKS, TO_ROW, BlockLists
 from shmkv.checks import (
     UINT32_MAX,
     UINT64_MAX,
+    check_bool,
     check_int_between,
     check_sequence,
     check_type,
@@ -17,7 +18,7 @@ from shmkv.checks import (
 from shmkv.errors import LLMParamError
 from shmkv.keys import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
 from shmkv.kv_cache import KvCache, check_kv_cache
-from shmkv.pull_arguments import check_device, check_ranges, check_usable_key
+from shmkv.pull_arguments import check_device, check_ranges, check_usable_key, with_strict_format
 from shmkv.pull_failure import Select, SourceKey
 
 Pair = tuple[int, int]
@@ -29,7 +30,8 @@ class BlocksRequest:
     __slots__ = ("cache_key", "kv_cache", "lists", "select")
 
     def __init__(self, cache_key: SourceKey, kv_cache: KvCache, src_blocks: list[int], dst_blocks: list[int], *, batch_index: int,
-                 src_layer_range: range | None, dst_layer_range: range | None, tensor_num_per_layer: int) -> None:
+                 src_layer_range: range | None, dst_layer_range: range | None, tensor_num_per_layer: int,
+                 strict_format: bool) -> None:
         check_type("prompt_cache_key", cache_key, BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex)
         self.cache_key = cache_key
         self.kv_cache = check_kv_cache("decoder_kv_cache", kv_cache)
@@ -45,6 +47,8 @@ class BlocksRequest:
             check_usable_key(cache_key)
         tensors = check_ranges(kv_cache, src_layer_range, dst_layer_range, tensor_num_per_layer)
         self.select: Select = (-1, 0, 0, 0, batch_index, *tensors)
+        if check_bool("strict_format", strict_format):
+            self.select = with_strict_format(self.select)
         self.lists = BlockLists(*last_of_each(src or list(range(len(dst))), dst or list(range(len(src)))), mode)
 
     def _mode(self, src: list[int], dst: list[int]) -> int:

@@ -26,7 +26,7 @@ class BlockCalls(ManagerBase):
 
     def pull_blocks(self, prompt_cache_key: SourceKey, decoder_kv_cache: KvCache, prompt_blocks: list[int],
                     decoder_blocks: list[int], *, src_layer_range: range | None = None, dst_layer_range: range | None = None,
-                    tensor_num_per_layer: int = 2, batch_index: int = 0) -> None:
+                    tensor_num_per_layer: int = 2, batch_index: int = 0, strict_format: bool = False) -> None:
         """Copy many blocks in one call (role DECODER), for every selected tensor.
 
         - BlocksCacheKey: block ``prompt_blocks[i]`` goes to ``decoder_blocks[i]``, in order, so that of equal destinations the last
@@ -36,7 +36,7 @@ class BlockCalls(ManagerBase):
         - BlocksCacheKey into a cache of `allocate_cache` or `register_cache`, with `decoder_blocks` empty: block
           ``prompt_blocks[i]`` becomes chunk i of row `batch_index`.
 
-        Layer ranges as for `pull_cache`. Each source block has to be published, if its owner publishes at all.
+        Layer ranges and `strict_format` as for `pull_cache`. Each source block has to be published, if its owner publishes at all.
 
         Raises:
             LLMParamError: an argument, blocks that are not there or do not fit.
@@ -46,7 +46,7 @@ class BlockCalls(ManagerBase):
         try:
             request = BlocksRequest(prompt_cache_key, decoder_kv_cache, prompt_blocks, decoder_blocks, batch_index=batch_index,
                                     src_layer_range=src_layer_range, dst_layer_range=dst_layer_range,
-                                    tensor_num_per_layer=tensor_num_per_layer)
+                                    tensor_num_per_layer=tensor_num_per_layer, strict_format=strict_format)
         except MemoryError as error:
             raise self._cluster.no_memory("lists of blocks", error) from error
         own = self._usable(decoder_kv_cache)

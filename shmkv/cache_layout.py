@@ -1,6 +1,7 @@
 """Where the tensors of a cache lie in its segment, worked out once a description."""
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ class CacheLayout:
     nbytes: int
     rows: int
     row_nbytes: tuple[int, ...]
+    format: int                     # a hash of kv_tensor_format, 0 = none was given
 
 
 def layout(desc: CacheDesc) -> CacheLayout:
@@ -44,7 +46,8 @@ def _layout_of(*values: object) -> CacheLayout:
         row_nbytes.append(geometry.row_nbytes)
         offset += -(-size // ALIGNMENT) * ALIGNMENT
     offsets = tuple(shape[0] for shape in shapes)
-    return CacheLayout(desc, ShapeList(shapes), offsets, offset - SEGMENT_DATA, desc.batch_size, tuple(row_nbytes))
+    return CacheLayout(desc, ShapeList(shapes), offsets, offset - SEGMENT_DATA, desc.batch_size, tuple(row_nbytes),
+                       _format_hash(desc.kv_tensor_format))
 
 
 def _tensors(desc: CacheDesc) -> Iterable[tuple[int, RowGeometry, DataType]]:
@@ -52,3 +55,10 @@ def _tensors(desc: CacheDesc) -> Iterable[tuple[int, RowGeometry, DataType]]:
     if desc.is_uniform:
         return itertools.repeat((desc.size, desc.row_geometry, desc.data_type), desc.num_tensors)
     return ((desc.tensor_size(i), desc.tensor_row_geometry(i), desc.tensor_data_type(i)) for i in range(desc.num_tensors))
+
+
+def _format_hash(name: str | None) -> int:
+    """64 bits that stand for a kv_tensor_format; never 0 for a name."""
+    if name is None:
+        return 0
+    return int.from_bytes(hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little") | 1

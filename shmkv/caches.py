@@ -125,7 +125,8 @@ class OwnCaches:
             made, fresh = self._pool.take(wanted.nbytes, self._make_room)
             if zero and not fresh:
                 made.region.clear(SEGMENT_DATA, wanted.nbytes)
-            cache = OwnCache(self.next_id(), wanted, made, LocalCache(made.region, wanted.tensors), blocks, blocks_model_id)
+            local = LocalCache(made.region, wanted.tensors, wanted.format)
+            cache = OwnCache(self.next_id(), wanted, made, local, blocks, blocks_model_id)
             self._record(cache, keys, publish, key_ttl_ms)
             if into is not None:
                 into.append(cache)
@@ -145,7 +146,7 @@ class OwnCaches:
         cache.slot, cache.generation = self._directory.insert(
             cache.segment.region, cache, cache_id=cache.cache_id, serial=cache.segment.serial, tensors=wanted.tensors,
             num_rows=wanted.rows, published=wanted.desc.num_tensors if publish else 0, kind=int(cache.is_blocks),
-            blocks_model_id=cache.blocks_model_id)
+            blocks_model_id=cache.blocks_model_id, format=wanted.format)
         self._by_id[cache.cache_id] = cache
         for row, words in keys.items():
             self.expiry.bound(cache.slot, row, ttl_ms)

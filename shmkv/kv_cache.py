@@ -20,10 +20,10 @@ CPU_CACHE_ID = -1
 PREPARED_KEPT = 32
 OPTION_TYPES = (int, type(None), range, HeadSlice)
 # Options that no call has, and no prepared pull.
-NO_LAST: tuple[Any, ...] = (*[object()] * 7, None)
+NO_LAST: tuple[Any, ...] = (*[object()] * 8, None)
 
-# size, src_layer_range, dst_layer_range, src_cache_offset, dst_cache_offset, tensor_num_per_layer, heads
-PullOptions = tuple[int, "range | None", "range | None", "int | None", "int | None", int, "HeadSlice | None"]
+# size, src_layer_range, dst_layer_range, src_cache_offset, dst_cache_offset, tensor_num_per_layer, heads, strict_format
+PullOptions = tuple[int, "range | None", "range | None", "int | None", "int | None", int, "HeadSlice | None", bool]
 
 # DLPack's (type code, bits): signed 0, unsigned 1, float 2, bfloat 4, bool 6, float8 10 and 12 (from DLPack 1.1 on); no bits =
 # DLPack has no such type.
@@ -118,7 +118,7 @@ class KvCache(Uncopyable):
 
     def _prepared_for(self, *options: object) -> PreparedPull | None:
         """The prepared pull that is kept for these options. Their types matter, since 8 and 8.0 are one key of a dict."""
-        if not all(type(option) in OPTION_TYPES for option in options):
+        if not all(type(option) in OPTION_TYPES for option in options[:-1]) or type(options[-1]) is not bool:
             return None
         prepared = self._prepared.get(cast(PullOptions, options))
         if prepared is not None:

@@ -190,14 +190,15 @@ class KvCacheManager(BlockCalls, MemoryCalls, OperatorCalls):
     def pull_cache(self, cache_key: PullKey, kv_cache: KvCache, batch_index: int = 0, size: int = -1, *,
                    src_layer_range: range | None = None, dst_layer_range: range | None = None,
                    src_cache_offset: int | None = None, dst_cache_offset: int | None = None,
-                   tensor_num_per_layer: int = 2, heads: HeadSlice | None = None) -> None:
+                   tensor_num_per_layer: int = 2, heads: HeadSlice | None = None, strict_format: bool = False) -> None:
         """Copy the row that `cache_key` names into row `batch_index` of `kv_cache` (role DECODER).
 
         Bytes are copied: shapes and dtypes are not compared. Of each selected tensor `size` bytes go from `src_cache_offset` of
         the source row to `dst_cache_offset` of the destination row; -1 means the rest of the *destination* row. A layer range
         selects tensors ``start * tensor_num_per_layer`` to ``stop * tensor_num_per_layer - 1``; without one all tensors of that
         side. A request key is consumed once all its source tensors were pulled; an offset that is given, even 0, keeps it. `heads`
-        takes some of the heads instead of whole rows, and keeps the key, too: other ranks may want the others.
+        takes some of the heads instead of whole rows, and keeps the key, too: other ranks may want the others. Where both sides
+        were given a `kv_tensor_format` and the two differ, that is logged once a link, or with `strict_format` an LLMParamError.
 
         Raises:
             LLMParamError: an argument, or source and destination that do not fit each other.
@@ -209,18 +210,21 @@ class KvCacheManager(BlockCalls, MemoryCalls, OperatorCalls):
         # Whoever pulls with some options pulls with them again: the cache keeps a prepared pull for each set of them, and only key
         # and row are left to check. The very objects of the last call need not even be looked at.
         if type(kv_cache) is KvCache and type(batch_index) is int:
-            last_size, last_src, last_dst, last_src_offset, last_dst_offset, last_per_layer, last_heads, prepared = kv_cache._last
+            last_size, last_src, last_dst, last_src_offset, last_dst_offset, last_per_layer, last_heads, last_strict, \
+                prepared = kv_cache._last
             if size is not last_size or src_layer_range is not last_src or dst_layer_range is not last_dst \
                     or src_cache_offset is not last_src_offset or dst_cache_offset is not last_dst_offset \
-                    or tensor_num_per_layer is not last_per_layer or heads is not last_heads:
+                    or tensor_num_per_layer is not last_per_layer or heads is not last_heads \
+                    or strict_format is not last_strict:
                 prepared = kv_cache._prepared_for(size, src_layer_range, dst_layer_range, src_cache_offset, dst_cache_offset,
-                                                  tensor_num_per_layer, heads)
+                                                  tensor_num_per_layer, heads, strict_format)
             if prepared is not None:
                 prepared.pull(cache_key, batch_index)
                 return
         request = PullRequest(cache_key, kv_cache, batch_index, size, src_layer_range=src_layer_range,
                               dst_layer_range=dst_layer_range, src_cache_offset=src_cache_offset,
-                              dst_cache_offset=dst_cache_offset, tensor_num_per_layer=tensor_num_per_layer, heads=heads)
+                              dst_cache_offset=dst_cache_offset, tensor_num_per_layer=tensor_num_per_layer, heads=heads,
+                              strict_format=strict_format)
         if kv_cache._own is not None:
             kv_cache._keep_prepared(request.options, self._prepare(request))
         self._pull(request)
@@ -245,7 +249,7 @@ class KvCacheManager(BlockCalls, MemoryCalls, OperatorCalls):
     def prepare_pull(self, kv_cache: KvCache, *, batch_index: int = 0, size: int = -1, src_layer_range: range | None = None,
                      dst_layer_range: range | None = None, src_cache_offset: int | None = None,
                      dst_cache_offset: int | None = None, tensor_num_per_layer: int = 2,
-                     heads: HeadSlice | None = None) -> PreparedPull:
+                     heads: HeadSlice | None = None, strict_format: bool = False) -> PreparedPull:
         """A `pull_cache` with everything but the key settled and checked: call what is returned with a key, as often as needed.
 
         It answers what the plain call would, also after the peer restarted or the caches changed. Raises as `pull_cache` does
@@ -255,7 +259,7 @@ class KvCacheManager(BlockCalls, MemoryCalls, OperatorCalls):
         return self._prepare(PullRequest(ANY_KEY, kv_cache, batch_index, size, src_layer_range=src_layer_range,
                                          dst_layer_range=dst_layer_range, src_cache_offset=src_cache_offset,
                                          dst_cache_offset=dst_cache_offset, tensor_num_per_layer=tensor_num_per_layer,
-                                         heads=heads))
+                                         heads=heads, strict_format=strict_format))
 
     def pull_many(self, requests: Sequence[PullRequest]) -> None:
         """Several pulls in one call (role DECODER), in order; neighbours from one cluster share one lock and one deadline.

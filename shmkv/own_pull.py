@@ -27,6 +27,8 @@ def _pull_row(cluster: Cluster, key: PullKey, dst: LocalCache, select: Select, c
         if isinstance(found, int):
             return found
         source, row, generation = found
+        if _is_refused(source, dst, select):
+            return int(_plan.FORMAT)
         if not cluster.caches.is_published(source, row, select[5], select[6]):
             return int(_lookup.UNPUBLISHED)
         source.local.count_in()
@@ -47,6 +49,8 @@ def _pull_blocks(cluster: Cluster, key: BlocksCacheKey, dst: LocalCache, select:
         source = cluster.caches.source_by_blocks_key(key.model_id)
         if source is None:
             return int(_lookup.NEVER)
+        if _is_refused(source, dst, select):
+            return int(_plan.FORMAT)
         if max(blocks) >= source.desc.batch_size:
             return int(_plan.SRC_BLOCK)
         if not all(cluster.caches.is_published(source, block, select[5], select[6]) for block in blocks):
@@ -61,6 +65,12 @@ def _pull_blocks(cluster: Cluster, key: BlocksCacheKey, dst: LocalCache, select:
     finally:
         source.local.leave()
     return status
+
+
+def _is_refused(source: OwnCache, dst: LocalCache, select: Select) -> bool:
+    """Were both given a kv_tensor_format, not the same, and is that not to be?"""
+    return len(select) > 10 and bool(select[-1]) and 0 not in (source.local.format, dst.format) \
+        and source.local.format != dst.format
 
 
 def _copy(cluster: Cluster, source: OwnCache, dst: LocalCache, select: Select, lists: BlockLists | None) -> int:

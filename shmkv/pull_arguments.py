@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from shmkv.checks import (
     UINT32_MAX,
+    check_bool,
     check_copy_size,
     check_optional_layer_range,
     check_optional_offset,
@@ -43,7 +44,7 @@ class PullRequest:
     def __init__(self, cache_key: PullKey, kv_cache: KvCache, batch_index: int = 0, size: int = -1, *,
                  src_layer_range: range | None = None, dst_layer_range: range | None = None,
                  src_cache_offset: int | None = None, dst_cache_offset: int | None = None,
-                 tensor_num_per_layer: int = 2, heads: HeadSlice | None = None) -> None:
+                 tensor_num_per_layer: int = 2, heads: HeadSlice | None = None, strict_format: bool = False) -> None:
         check_type("cache_key", cache_key, *PULL_KEYS)
         self.cache_key = cache_key
         self.kv_cache = check_kv_cache("kv_cache", kv_cache)
@@ -60,15 +61,18 @@ class PullRequest:
         if heads is not None:
             self.select = select_heads(kv_cache.cache_desc, check_type("heads", heads, HeadSlice), self.select,
                                        (src_cache_offset, dst_cache_offset))
+        if check_bool("strict_format", strict_format):
+            self.select = with_strict_format(self.select)
         self.options: PullOptions = (size, src_layer_range, dst_layer_range, src_cache_offset, dst_cache_offset,
-                                     tensor_num_per_layer, heads)
+                                     tensor_num_per_layer, heads, strict_format)
 
     @classmethod
     def with_options(cls, cache_key: PullKey, kv_cache: KvCache, batch_index: int, options: PullOptions) -> PullRequest:
         """The request that has these `options`."""
-        size, src_layers, dst_layers, src_offset, dst_offset, per_layer, heads = options
+        size, src_layers, dst_layers, src_offset, dst_offset, per_layer, heads, strict = options
         return cls(cache_key, kv_cache, batch_index, size, src_layer_range=src_layers, dst_layer_range=dst_layers,
-                   src_cache_offset=src_offset, dst_cache_offset=dst_offset, tensor_num_per_layer=per_layer, heads=heads)
+                   src_cache_offset=src_offset, dst_cache_offset=dst_offset, tensor_num_per_layer=per_layer, heads=heads,
+                   strict_format=strict)
 
 
 def select_heads(desc: CacheDesc, heads: HeadSlice, select: Select, offsets: tuple[int | None, int | None]) -> Select:
@@ -85,7 +89,12 @@ def select_heads(desc: CacheDesc, heads: HeadSlice, select: Select, offsets: tup
         return select               # no such tensors, which is said by whoever looks at the ranges
     (window,) = windows
     return (window.groups * window.nbytes, window.src_offset, window.dst_offset, *select[3:], window.nbytes, window.src_period,
-            window.dst_period)
+            window.dst_period, 0)
+
+
+def with_strict_format(select: Select) -> Select:
+    """The selection, of sources of the destination's kv_tensor_format only."""
+    return (*select, 0, 0, 0, 1) if len(select) == 10 else (*select[:-1], 1)
 
 
 def check_usable_key(cache_key: object) -> None:

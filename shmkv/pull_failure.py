@@ -89,6 +89,7 @@ def _argument_fault(status: int, links: Links, key: SourceKey, desc: CacheDesc, 
         _plan.SRC_BLOCK: f"argument 'prompt_blocks' names blocks that are not there{source}",
         _plan.BLOCK_NBYTES: f"blocks must have the same bytes on both sides: {rows}{source}",
         _plan.BLOCKS_WINDOW: f"more blocks than fit the row on the other side: {rows}{source}",
+        _plan.FORMAT: f"the source has another kv_tensor_format than {desc.kv_tensor_format!r}, which strict_format refuses",
         _plan.HEADS: f"the source's rows are not whole groups of src_heads heads{source}",
     }[status]
 

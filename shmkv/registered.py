@@ -35,7 +35,7 @@ class RegisteredCache:
     @classmethod
     def over(cls, held: HeldMemory, cache_id: int, layout: CacheLayout, is_blocks: bool) -> RegisteredCache:
         """A cache in held memory, which goes with the last reference to `local`."""
-        return cls(cache_id, layout, LocalCache(held, layout.tensors), is_blocks)
+        return cls(cache_id, layout, LocalCache(held, layout.tensors, layout.format), is_blocks)
 
     @property
     def desc(self) -> CacheDesc:

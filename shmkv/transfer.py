@@ -1,6 +1,7 @@
 """Pulls: checked arguments in, one call of the core, statuses out as exceptions (`pull_failure.py`)."""
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -16,6 +17,8 @@ from shmkv.own_pull import pull_own
 from shmkv.pull_failure import PullKey, Select, SourceKey, pull_failure
 from shmkv.types import CacheDesc
 
+log = logging.getLogger("shmkv")
+
 
 def pull(cluster: Cluster, links: Links, key: SourceKey, dst: LocalCache, desc: CacheDesc, select: Select, consumes: bool,
          lists: BlockLists | None = None) -> None:
@@ -23,7 +26,8 @@ def pull(cluster: Cluster, links: Links, key: SourceKey, dst: LocalCache, desc: 
     row from or into blocks.
 
     `select`: (size, src_offset, dst_offset, 0, dst row, first source tensor, how many or -1, the same of the destination, tensors
-    a layer that must divide the source's number or 0), bytes and ordinals, and three numbers more for some of the heads;
+    a layer that must divide the source's number or 0), bytes and ordinals, and four numbers more for some of the heads or strict
+    formats;
     `consumes`: no offset was given.
     """
     handle, timeout_ms = links.handle(key.cluster_id), cluster.settings.sync_kv_timeout_ms
@@ -39,6 +43,8 @@ def pull(cluster: Cluster, links: Links, key: SourceKey, dst: LocalCache, desc: 
         cluster.check_usable()          # ended by our own finalize?
     if status:
         raise pull_failure(status, cluster, links, key, desc, select)
+    if handle is not None:
+        remark_format(handle, key)
 
 
 PullArguments = tuple[PullKey, LocalCache, CacheDesc, Select, bool]
@@ -70,6 +76,7 @@ def _pull_some(cluster: Cluster, links: Links, pulls: Sequence[PullArguments], b
     requests = [(dst, key.packed, select, consumes) for key, dst, _, select, consumes in pulls[begin:end]]
     try:
         done, status = _pull.pull_many(handle, requests, cluster.settings.sync_kv_timeout_ms)
+        remark_format(handle, pulls[begin][0])
     except MemoryError as error:
         failure = cluster.no_memory("pull_many", error)
         failure.failed_request = begin
@@ -94,4 +101,11 @@ def prepare(cluster: Cluster, links: Links, dst: LocalCache, desc: CacheDesc, se
         return pull_failure(status, cluster, links, key, desc, (*select[:4], row, *select[5:]))
 
     return _pull.PreparedPull(dst, select, consumes, cluster.settings.sync_kv_timeout_ms, (CacheKey, CacheKeyByIdAndIndex),
-                              again, fail)
+                              again, fail, remark_format)
+
+
+def remark_format(handle: LinkHandle, key: SourceKey) -> None:
+    """Say once a link that the two sides describe their tensors differently: the copy is by bytes all the same."""
+    if handle.take_remark():
+        log.warning("pulls from cluster %d copy between caches of different kv_tensor_format (%r is one): bytes are copied as they "
+                    "are; strict_format=True refuses that", key.cluster_id, key)

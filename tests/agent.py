@@ -9,6 +9,7 @@ import base64
 import gc
 import hashlib
 import json
+import logging
 import os
 import sys
 import threading
@@ -84,8 +85,9 @@ class Agent:
 
     def allocate(self, name: str, num_tensors: int = 4, shape: tuple[int, ...] = (2, 8),
                  dtype: str = "DT_FLOAT16", batch_dim: int = 0, keys: tuple[list[Any], ...] = (),
-                 **more: Any) -> int:
-        desc = shmkv.CacheDesc(num_tensors, list(shape), shmkv.DataType[dtype], batch_dim_index=batch_dim)
+                 kv_format: str | None = None, **more: Any) -> int:
+        desc = shmkv.CacheDesc(num_tensors, list(shape), shmkv.DataType[dtype], batch_dim_index=batch_dim,
+                               kv_tensor_format=kv_format)
         made = self.dist.kv_cache_manager.allocate_cache(desc, [make_key(key) for key in keys], **more)
         self.caches[name] = made
         return int(made.cache_id)
@@ -172,6 +174,18 @@ class Agent:
 
     def pull(self, key: list[Any], name: str, **how: Any) -> None:
         self.dist.kv_cache_manager.pull_cache(make_key(key), self.caches[name], **how)
+
+    # what the library logs
+
+    def listen(self) -> None:
+        """Keep what the library says from now on, instead of showing it."""
+        self.said: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: self.said.append(record.getMessage())     # type: ignore[method-assign]
+        logging.getLogger("shmkv").addHandler(handler)
+
+    def heard(self) -> list[str]:
+        return self.said
 
     # several commands at once
 

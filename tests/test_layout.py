@@ -14,7 +14,7 @@ PXD = Path(_layout.__file__).parent / "_layout.pxd"
 if not PXD.exists():
     PXD = Path(__file__).resolve().parent.parent / "shmkv" / "_layout.pxd"
 
-FINGERPRINTS = {1: 0x48194055}
+FINGERPRINTS = {1: 0x48194055, 2: 0x90e890dd}
 LINE = 128
 PAGE = 4096
 

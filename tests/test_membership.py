@@ -57,7 +57,7 @@ def existing(*names: str) -> list[str]:
 
 def test_first_member_makes_the_files_and_the_last_removes_them(name: str) -> None:
     namespace, member = Namespace.join(name, 7, 1)
-    assert files(name) == {"life", "members.v1"}
+    assert files(name) == {"life", "members.v2"}
     assert {(SHM / f"{name}.{each}").stat().st_mode & 0o7777 for each in files(name)} == {0o600}
     assert (member.slot, member.cluster_id, member.pid, member.role) == (0, 7, os.getpid(), 1)
     assert member.directory == f"d.{member.incarnation:016x}"
@@ -166,7 +166,7 @@ def test_namespace_of_the_dead_begins_afresh_whatever_its_version(name: str) -> 
         touch(f"{name}.c.00000000000000aa.1", f"{name}.members.v9", f"{name}.d.00000000000000aa")
         other.kill()
     namespace, member = Namespace.join(name, 1, 1)
-    assert files(name) == {"life", "members.v1"}
+    assert files(name) == {"life", "members.v2"}
     assert namespace.members() == [member]
     leave(namespace, member)
 
@@ -267,7 +267,7 @@ def test_what_is_in_the_way_is_said_and_left(name: str, make: object) -> None:
 def test_table_of_another_build_is_said_while_somebody_lives(name: str) -> None:
     with Script(MEMBER, name, 5) as other:
         other.hear()
-        table = membership.Region.attach(str(SHM / f"{name}.members.v1"), writable=True)
+        table = membership.Region.attach(str(SHM / f"{name}.members.v2"), writable=True)
         memory.header_word(table, "fingerprint").value ^= 1
         with pytest.raises(LLMException, match=r"layout fingerprint .* another build .*processes of another build live"):
             Namespace.join(name, 1, 1)
@@ -278,7 +278,7 @@ def test_table_of_another_build_is_said_while_somebody_lives(name: str) -> None:
 
 def test_cluster_of_another_version_is_found_by_name(name: str) -> None:
     namespace, member = Namespace.join(name, 1, 1)
-    (SHM / f"{name}.members.v9").write_bytes((SHM / f"{name}.members.v1").read_bytes())
+    (SHM / f"{name}.members.v9").write_bytes((SHM / f"{name}.members.v2").read_bytes())
     (SHM / f"{name}.members.v9").chmod(0o600)
     assert namespace.versions_of(1) == [f"{name}.members.v9"]
     assert namespace.versions_of(2) == []

@@ -110,18 +110,18 @@ def test_join_after_the_life_file_was_removed_is_refused_here(name: str) -> None
 
 def test_others_found_a_new_namespace_where_one_was_removed(name: str) -> None:
     namespace, member = Namespace.join(name, 1, 1)
-    for each in ("life", "members.v1"):
+    for each in ("life", "members.v2"):
         (SHM / f"{name}.{each}").unlink()
     with Script(MEMBER, name, 1) as other:
         assert other.hear().split()[0] == "0"
         leave(namespace, member)
-        assert {"life", "members.v1"} <= files(name)
+        assert {"life", "members.v2"} <= files(name)
         other.say("leave")
         assert other.hear() == "left"
     assert files(name) == set()
 
 
-@pytest.mark.parametrize("gone", ["life", "members.v1"])
+@pytest.mark.parametrize("gone", ["life", "members.v2"])
 def test_namespace_removed_behind_the_back_is_said(name: str, gone: str) -> None:
     namespace, member = Namespace.join(name, 1, 1)
     namespace.check_named()

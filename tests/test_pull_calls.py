@@ -125,9 +125,11 @@ class Caller:
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
         self.again: list[int] = []
+        self.remarks: list[CacheKey] = []
         self.cache, self.content = destination(*SHAPE)
         self.call = _pull.PreparedPull(self.cache, select(dst_row=1), False, PATIENT_MS, (CacheKey, CacheKeyByIdAndIndex),
-                                       self.checked, lambda key, _, status: LookupError(f"{key.req_id}: {status}"))
+                                       self.checked, lambda key, _, status: LookupError(f"{key.req_id}: {status}"),
+                                       lambda _, key: self.remarks.append(key))
 
     def checked(self, key: CacheKey, row: int) -> Any:
         assert row == 1

@@ -78,7 +78,7 @@ def test_fr_072_who_comes_first_makes_the_locks_once(namespace: Namespace, rng: 
             if number:
                 assert peers[number].receive().value == [SUCCESS, [SUCCESS]], "link"
                 peers[number].receive()
-        with SharedFile(f"{namespace.name}.members.v1") as members:
+        with SharedFile(f"{namespace.name}.members.v2") as members:
             assert members.get("MembersHeader", "joins") == 8, "8 of 8 each round: nobody made the table a second time"
         peers[0].call("allocate", name="kv", keys=[req(1, 7)])
         peers[0].call("fill", name="kv", generation=generation)

@@ -154,7 +154,7 @@ def test_fr_080_hostile_members_and_headers_when_joining(namespace: Namespace, v
     slot_of_p = 0
     bomb = pickle.dumps(Bomb())
     directory = directory_of(namespace, 1)
-    with SharedFile(f"{namespace.name}.members.v1") as table, SharedFile(directory) as found:
+    with SharedFile(f"{namespace.name}.members.v2") as table, SharedFile(directory) as found:
         record = table.place("MemberRecord", "incarnation", slot_of_p)[0]
         for number in range(rounds(150)):
             target, start, nbytes = [(table, record, 128), (table, 0, 128), (found, 0, 4096)][number % 3]

@@ -90,7 +90,7 @@ def test_fr_062_a_leftover_whose_pid_lives_again(namespace: Namespace, prompt: S
     p.call("allocate", name="kv")
     old = directory_of(namespace, 1)
     p.kill()
-    with subprocess.Popen(["sleep", "60"]) as other, SharedFile(f"{namespace.name}.members.v1") as members:
+    with subprocess.Popen(["sleep", "60"]) as other, SharedFile(f"{namespace.name}.members.v2") as members:
         try:
             members.put("MemberRecord", "pid", other.pid)
             members.put("MemberRecord", "start_time", _start_time(other.pid))

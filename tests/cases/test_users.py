@@ -101,7 +101,7 @@ def _squat(name: Path, kind: str, home: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "directory", "symlink", "fifo"])
-@pytest.mark.parametrize("what", ["life", "members.v1"])
+@pytest.mark.parametrize("what", ["life", "members.v2"])
 def test_fr_077_another_user_takes_the_names_first(private_shm: PrivateShm, open_folder: Path, interposer: Interposer,
                                                    kind: str, what: str) -> None:
     shm = private_shm("size=8m")

@@ -187,4 +187,4 @@ def test_a_signal_in_finalizes_wait_for_a_running_pull(namespace: Namespace, pro
     assert outcomes[0] in ("done", "LLM_ENGINE_FINALIZED", "LLM_NOT_YET_LINK", "LLM_LINK_BUSY"), "the pull ends with an answer"
     own = [name for name in os.listdir(SHM) if name.startswith(namespace.name)]
     incarnation = directory_of(namespace, 1).rpartition(".")[2]
-    assert all(incarnation in name or name.endswith((".life", ".members.v1")) for name in own), "nothing of it is left"
+    assert all(incarnation in name or name.endswith((".life", ".members.v2")) for name in own), "nothing of it is left"

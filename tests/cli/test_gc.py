@@ -81,7 +81,7 @@ def test_namespace_without_anybody_goes_altogether(living: Peer, namespace: Name
     decoder(2).kill()
     living.kill()
     before = namespace.names()
-    assert {f"{namespace.name}.life", f"{namespace.name}.members.v1"} < before
+    assert {f"{namespace.name}.life", f"{namespace.name}.members.v2"} < before
     planned = cleaned(cli, "--dry-run")
     assert ({file["name"] for file in planned["files"]}, planned["whole_namespace"]) == (before, True)
     assert namespace.names() == before

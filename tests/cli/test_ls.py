@@ -125,7 +125,7 @@ def test_members_table_of_another_build_is_a_fault(pair: tuple[Peer, Peer], name
     for peer in pair:
         peer.close()
     (SHM / f"{namespace.name}.life").touch(0o600)
-    table = SHM / f"{namespace.name}.members.v1"
+    table = SHM / f"{namespace.name}.members.v2"
     table.touch(0o600)
     table.write_bytes(b"\1" * 4096)
     done = cli("ls", "--json")

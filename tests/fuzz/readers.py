@@ -109,7 +109,7 @@ class Reader:
             return handle
 
         call = _pull.PreparedPull(target.cache, select, True, self.timeout(), (CacheKey, CacheKeyByIdAndIndex), again,
-                                  lambda key, row, status: LLMException(str(status)))
+                                  lambda key, row, status: LLMException(str(status)), lambda handle, key: None)
         call(CacheKey(handle.cluster_id, 1, 0))             # the first call only learns the handle
         key = self.rng.choice((CacheKey(handle.cluster_id, 1, 0), CacheKeyByIdAndIndex(handle.cluster_id, 1, 0)))
         status = ASKED_AGAIN
