@@ -153,9 +153,9 @@ cdef tuple common_kind(char* base, const CacheRecord* copy):
 def caches(Region directory) -> list:
     """The caches that are recorded now, one dict each, in the order of their slots.
 
-    `bytes` is the segment with its header, `tensor_bytes` and `dtype` (the number of a DataType) are those of each tensor, 0 and
-    "mixed" where tensors differ, `keys` and `published_rows` count rows; `fault` is "" or says which numbers of the record cannot be
-    right.
+    `bytes` is the segment with its header; `tensor_bytes` and `dtype` (the number of a DataType) are those of each tensor, 0 and
+    "mixed" where tensors differ; `keys` and `published_rows` count rows; `fault` is "" or says which numbers of the record cannot
+    be right.
     """
     cdef uint32_t slot, count = min(load32_acquire(&directory_header(directory.address).caches_reserved), CACHES_MAX)
     cdef CacheRecord copy
