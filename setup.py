@@ -3,7 +3,7 @@
 SHMKV_DEBUG=1         no optimisation, full debug information, the macro SHMKV_DEBUG
 SHMKV_SANITIZE=LIST   the value goes to -fsanitize= (address,undefined or thread)
 SHMKV_COVERAGE=1      line tracing, for coverage of the .pyx files
-SHMKV_CRASH_POINTS=1  named points at which a process stops or dies when told so (see _crash.pxd)
+SHMKV_CRASH_POINTS=1  a test build: named points at which a process stops or dies when told so, sparse segments (see _crash.pxd)
 """
 
 from __future__ import annotations

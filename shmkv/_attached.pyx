@@ -10,6 +10,7 @@ from libc.errno cimport EINVAL, ENOMEM, errno
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free
 
+from shmkv._crash cimport is_sparse
 from shmkv._futex cimport load32_acquire, load64_acquire, load_words
 from shmkv._layout cimport MAGIC_SEGMENT, LAYOUT_VERSION, Header, SegmentHeader, layout_fingerprint
 from shmkv._mapping cimport Region, close, map_descriptor, munmap, open_segment
@@ -210,9 +211,9 @@ cdef int attach_segment(AttachedTable* table, const char* prefix, uint64_t incar
         close(fd)
         return ATTACH_SIZE
     made.serial, made.nbytes, made.generation, made.populated, made.address, made.fd = serial, nbytes, 0, 0, NULL, fd
-    if table.by_pread:
+    if table.by_pread or is_sparse():
         made.populated = nbytes     # there are no pages to bring
-    else:
+    if not table.by_pread:
         made.fd = -1
         made.address = map_descriptor(fd, nbytes, False, False, &status)
         close(fd)

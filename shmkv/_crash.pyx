@@ -28,11 +28,21 @@ cdef extern from *:
 cdef char armed[64]                 # the point's name; "" = none
 cdef uint32_t left                  # how often it is still passed
 cdef bint stops = False
+cdef bint is_told_sparse = strcmp(crash_variable(b"SHMKV_TEST_SPARSE"), b"1") == 0
 
 
 cdef void crash_reached(const char* point) noexcept nogil:
     if strcmp(point, armed) == 0 and left_last(&left):
         crash_now(stops)
+
+
+cdef bint crash_sparse() noexcept nogil:
+    return is_told_sparse
+
+
+def sparse() -> bool:
+    """Is this a test build that was told to leave cache segments without pages?"""
+    return is_sparse()
 
 
 def reach(str point) -> None:

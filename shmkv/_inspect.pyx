@@ -123,7 +123,6 @@ cdef tuple count_rows(char* base, uint32_t slot, const CacheRecord* copy):
 
 
 cdef dict describe_cache(char* base, uint32_t slot, uint64_t word, const CacheRecord* copy, uint64_t others):
-    cdef TensorRecord tensor
     cdef str fault = fault_of(base, copy, others)
     found = {
         "cache_id": copy.cache_id, "generation": word_generation(word), "state": name_of(CACHE_STATES, word_state(word)),
@@ -133,17 +132,30 @@ cdef dict describe_cache(char* base, uint32_t slot, uint64_t word, const CacheRe
     }
     if fault == "":
         found["keys"], found["published_rows"] = count_rows(base, slot, copy)
-        if copy.num_tensors:
-            load_words(&tensor, tensor_at(base, copy.first_tensor), sizeof(TensorRecord))
-            found["tensor_bytes"], found["dtype"] = tensor.nbytes, tensor.dtype
+        found["tensor_bytes"], found["dtype"] = common_kind(base, copy)
     return found
+
+
+cdef tuple common_kind(char* base, const CacheRecord* copy):
+    """(bytes, dtype) of all tensors; 0 for bytes and "mixed" for a dtype that they do not have in common."""
+    cdef TensorRecord tensor
+    cdef uint32_t index
+    nbytes, dtype = 0, None
+    for index in range(copy.num_tensors):
+        load_words(&tensor, tensor_at(base, copy.first_tensor + index), sizeof(TensorRecord))
+        if index == 0:
+            nbytes, dtype = tensor.nbytes, tensor.dtype
+        nbytes = nbytes if nbytes == tensor.nbytes else 0
+        dtype = dtype if dtype == tensor.dtype else "mixed"
+    return nbytes, dtype
 
 
 def caches(Region directory) -> list:
     """The caches that are recorded now, one dict each, in the order of their slots.
 
-    `bytes` is the segment with its header, `tensor_bytes` and `dtype` (the number of a DataType) are those of the first tensor,
-    `keys` and `published_rows` count rows; `fault` is "" or says which numbers of the record cannot be right.
+    `bytes` is the segment with its header; `tensor_bytes` and `dtype` (the number of a DataType) are those of each tensor, 0 and
+    "mixed" where tensors differ; `keys` and `published_rows` count rows; `fault` is "" or says which numbers of the record cannot
+    be right.
     """
     cdef uint32_t slot, count = min(load32_acquire(&directory_header(directory.address).caches_reserved), CACHES_MAX)
     cdef CacheRecord copy

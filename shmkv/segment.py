@@ -190,11 +190,11 @@ class Segment:
         return int(self.region.nbytes)
 
 
-def create_and_map(name: str, nbytes: int, *, populate: bool = True) -> Region:
-    """Make a file with pages behind all of it, and map it."""
+def create_and_map(name: str, nbytes: int, *, reserved: int | None = None, populate: bool = True) -> Region:
+    """Make a file with pages behind all of it, or behind the first `reserved` bytes, and map it."""
     opened: list[int] = []
     try:
-        return Region.map(create(name, nbytes, nbytes, opened), nbytes, populate=populate)
+        return Region.map(create(name, nbytes, nbytes if reserved is None else reserved, opened), nbytes, populate=populate)
     finally:
         close_all(opened)
 
@@ -242,7 +242,9 @@ class SegmentPool:
             serial, self._next_serial = self._next_serial, self._next_serial + 1
             name = f"{self._prefix}{serial:x}"
             try:
-                region = create_and_map(name, nbytes)
+                # A test build may be told to do without the pages.
+                sparse = _crash.sparse()
+                region = create_and_map(name, nbytes, reserved=SEGMENT_DATA if sparse else nbytes, populate=not sparse)
             except FileExistsError:
                 log.warning("%s/%s exists already; it is left alone", SHM_DIR, name)
                 continue

@@ -9,7 +9,7 @@ import pytest
 
 from shmkv.errors import LLMNoneError, LLMParamError
 from shmkv.tensor import Tensor, TensorDesc
-from shmkv.types import DataType, data_type_to_np
+from shmkv.types import DataType, data_type_to_np, np_to_data_type
 
 PLAIN = sorted(set(DataType) - {DataType.DT_STRING, DataType.DT_BF16}, key=lambda d: d.value)
 
@@ -44,6 +44,19 @@ def test_round_trip_keeps_dtype_and_shape(data_type: DataType, described: bool) 
         result = tensor.numpy(copy)
         assert result.dtype == source.dtype
         np.testing.assert_array_equal(result, source)
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2])
+def test_8_bit_floats_keep_their_bits(dtype: Any) -> None:
+    source = np.arange(256, dtype=np.uint8).reshape(2, 128)
+    tensor = Tensor(source.view(dtype))
+    assert tensor.tensor_desc.dtype is np_to_data_type[np.dtype(dtype)]
+    for copy in (False, True):
+        assert tensor.numpy(copy).dtype == dtype
+        np.testing.assert_array_equal(tensor.numpy(copy).view(np.uint8), source)
+    with pytest.raises(LLMParamError, match="dtype"):
+        Tensor(source, tensor.tensor_desc)
+    assert "float8" in repr(tensor).lower()
 
 
 def test_data_is_copied_in() -> None:

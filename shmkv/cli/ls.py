@@ -100,8 +100,8 @@ def _with_death(namespace: Namespace, region: Region, link: dict[str, Any]) -> d
     return link
 
 
-def _enum_name(kind: type[LLMRole] | type[DataType], number: int | None) -> str:
-    """The name of a member, or the number that none has."""
+def _enum_name(kind: type[LLMRole] | type[DataType], number: int | str | None) -> str:
+    """The name of a member, or the number that none has, or the text instead of one."""
     if number is None:
         return ""
     return next((member.name for member in kind if member.value == number), str(number))

@@ -54,6 +54,17 @@ def test_living_clusters_show_caches_and_links(pair: tuple[Peer, Peer], cli: Any
     assert found[1]["bytes"] >= cache["bytes"]
 
 
+def test_tensors_that_differ_are_shown_as_mixed(prompt: StartPeer, cli: Any) -> None:
+    p = prompt(1)
+    for name, shapes, dtypes in (("sizes", [[2, 8], [2, 4]], ["DT_BF16", "DT_BF16"]),
+                                 ("types", [[2, 8], [2, 8]], ["DT_BF16", "DT_FLOAT16"]),
+                                 ("both", [[2, 8], [2, 4]], ["DT_FLOAT8_E5M2", "DT_FLOAT"])):
+        p.call("allocate_tensors", name=name, shapes=shapes, dtypes=dtypes)
+    assert [(cache["tensor_bytes"], cache["dtype"], cache["fault"]) for cache in clusters(cli)[1]["caches"]] == [
+        (0, "DT_BF16", ""), (32, "mixed", ""), (0, "mixed", "")]
+    assert "mixed" in cli("ls").stdout
+
+
 def test_table_for_people_names_every_cluster(pair: tuple[Peer, Peer], cli: Any) -> None:
     done = cli("ls")
     assert done.returncode == 0
