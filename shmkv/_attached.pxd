@@ -18,12 +18,20 @@ cdef enum:
     DESCRIPTORS_KEPT = 64           # likewise, where descriptors are kept: RLIMIT_NOFILE is often 1024
 
 
+cdef struct Mapped:
+    # A mapping that lives as long as the table's entry or anybody who looks into it.
+    char* address
+    uint64_t nbytes
+    uint32_t holders
+
+
 cdef struct Attached:
     uint64_t serial
     uint64_t generation             # the one the header was checked for
     uint64_t nbytes
     uint64_t populated              # bytes from the start that have page-table entries
-    char* address                   # NULL when the bytes are read by system calls
+    Mapped* mapped                  # NULL when the bytes are read by system calls
+    char* address                   # of the mapping, or NULL
     int fd                          # of the open file then; -1 when it is mapped
     uint64_t used                   # tick of the last use
 
@@ -36,6 +44,8 @@ cdef struct AttachedTable:
     bint by_pread                   # keep descriptors instead of mappings
 
 
+cdef void mapped_hold(Mapped* mapped) noexcept nogil
+cdef void mapped_give(Mapped* mapped) noexcept nogil
 cdef int table_init(AttachedTable* table, bint by_pread) noexcept nogil
 cdef void table_clear(AttachedTable* table) noexcept nogil
 cdef Attached* table_find(AttachedTable* table, uint64_t serial) noexcept nogil

@@ -11,7 +11,7 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free
 
 from shmkv._crash cimport is_sparse
-from shmkv._futex cimport load32_acquire, load64_acquire, load_words
+from shmkv._futex cimport add32_seq, load32_acquire, load64_acquire, load_words
 from shmkv._layout cimport MAGIC_SEGMENT, LAYOUT_VERSION, Header, SegmentHeader, layout_fingerprint
 from shmkv._mapping cimport Region, close, map_descriptor, munmap, open_segment
 
@@ -68,8 +68,37 @@ cdef void table_clear(AttachedTable* table) noexcept nogil:
 cdef void let_go(Attached* entry) noexcept nogil:
     if entry.fd >= 0:
         close(entry.fd)
-    else:
-        munmap(entry.address, entry.nbytes)
+    if entry.mapped != NULL:
+        mapped_give(entry.mapped)
+
+
+cdef void mapped_hold(Mapped* mapped) noexcept nogil:
+    """One more that looks into the mapping; the caller has the link's lock, or holds it already."""
+    add32_seq(&mapped.holders, 1)
+
+
+cdef void mapped_give(Mapped* mapped) noexcept nogil:
+    """One less; the last one unmaps."""
+    if add32_seq(&mapped.holders, <uint32_t>-1) == 0:
+        munmap(mapped.address, mapped.nbytes)
+        free(mapped)
+
+
+cdef int map_it(Attached* made, int fd) noexcept nogil:
+    """Map what `fd` has, and close it: 0 or -errno."""
+    cdef int status = 0
+    made.mapped = <Mapped*>calloc(1, sizeof(Mapped))
+    if made.mapped == NULL:
+        close(fd)
+        return -ENOMEM
+    made.address = map_descriptor(fd, made.nbytes, False, False, &status)
+    close(fd)
+    if status != 0:
+        free(made.mapped)
+        made.mapped = NULL
+        return status
+    made.mapped.address, made.mapped.nbytes, made.mapped.holders = made.address, made.nbytes, 1
+    return 0
 
 
 cdef inline Attached* table_slot(AttachedTable* table, uint64_t serial) noexcept nogil:
@@ -211,12 +240,12 @@ cdef int attach_segment(AttachedTable* table, const char* prefix, uint64_t incar
         close(fd)
         return ATTACH_SIZE
     made.serial, made.nbytes, made.generation, made.populated, made.address, made.fd = serial, nbytes, 0, 0, NULL, fd
+    made.mapped = NULL
     if table.by_pread or is_sparse():
         made.populated = nbytes     # there are no pages to bring
     if not table.by_pread:
         made.fd = -1
-        made.address = map_descriptor(fd, nbytes, False, False, &status)
-        close(fd)
+        status = map_it(&made, fd)
     if status == 0:
         status = check_header(&made, incarnation, &header)
         if status != 0:

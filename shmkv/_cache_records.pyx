@@ -38,7 +38,8 @@ cdef class CacheRecords:
         `owner` (any object) stands in `owners` under the slot from then on, with no moment in between for a signal handler.
 
         `tensors`: a ShapeList, or one (offset, nbytes, outer, rows, inner, dtype) each, in bytes from the segment's start;
-        `published`: tensors of a row readable at once; `format`: a hash of kv_tensor_format, 0 = none. MemoryError or OSError, nothing recorded, when a table cannot grow.
+        `published`: tensors of a row readable at once; `format`: a hash of kv_tensor_format, 0 = none.
+        MemoryError or OSError, nothing recorded, when a table cannot grow.
         """
         cdef ShapeList shapes = tensors if isinstance(tensors, ShapeList) else ShapeList(tensors)
         cdef uint32_t count = shapes.count, lines

@@ -123,6 +123,8 @@ cdef int pull_locked(Link* link, Local* dst, Request* want) noexcept nogil:
     if status == 0:
         status = attach(link, want, &found, &segment)
         if status == 0:
+            status = bring_pages(link, want, segment)
+        if status == 0:
             status = make_plan(link, want, &found.copy, segment.nbytes, dst, &plan)
         if status == 0:
             looker.link = link
@@ -203,8 +205,7 @@ cdef void drop_unlinked(Link* link) noexcept nogil:
 
 
 cdef int attach(Link* link, Request* want, const FoundRow* found, Attached** segment) noexcept nogil:
-    """The cache's segment, mapped and populated. Page-table entries come in steps, so that a deadline can end it; the next
-    call goes on where this one stopped."""
+    """The cache's segment, mapped once and kept; its header checked for this cache."""
     cdef int status = 0
     if link.segments.entries == NULL:
         return -ENOMEM
@@ -219,8 +220,15 @@ cdef int attach(Link* link, Request* want, const FoundRow* found, Attached** seg
         status = ATTACH_SIZE
     if status == 0:
         status = check_generation(segment[0], link.peer_incarnation, word_generation(found.cache_word))
-    while status == 0 and segment[0].populated < segment[0].nbytes:
-        status = populate(segment[0], POPULATE_NBYTES)
+    return status
+
+
+cdef int bring_pages(Link* link, Request* want, Attached* segment) noexcept nogil:
+    """Page-table entries for the whole segment, in steps, so that a deadline can end it; the next call goes on where this one
+    stopped."""
+    cdef int status = 0
+    while status == 0 and segment.populated < segment.nbytes:
+        status = populate(segment, POPULATE_NBYTES)
         if status >= 0:
             status = look_between_chunks(link, &want.wait)
     return status

@@ -31,8 +31,19 @@ from shmkv._layout cimport (
     make_word,
     word_generation,
 )
+from shmkv._lease cimport leases_taken
 from shmkv._life cimport process_epoch
-from shmkv._link cimport LINK_INTERRUPTED, REMARK_DUE, REMARK_MADE, Patience, link_enter, link_leave, look, patience_init, raise_pending
+from shmkv._link cimport (
+    LINK_INTERRUPTED,
+    REMARK_DUE,
+    REMARK_MADE,
+    Patience,
+    link_enter,
+    link_leave,
+    look,
+    patience_init,
+    raise_pending,
+)
 from shmkv._link_record cimport end_link, is_idle
 
 
@@ -101,6 +112,11 @@ cdef class LinkHandle:
     def peer_is_idle(self):
         """Does the peer's side of the record name no cache of ours?"""
         return is_idle(&self.link.record.sides[SIDE_ACCEPTOR])
+
+    @property
+    def leases(self):
+        """How many caches of the peer this side keeps by a lease."""
+        return leases_taken(self.link.mine)
 
     @property
     def users(self):

@@ -3,6 +3,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from shmkv._blocks import BlockLists
+from shmkv._lend import Loan
 from shmkv._link_handle import LinkHandle
 from shmkv._local import LocalCache
 from shmkv.errors import LLMException
@@ -25,6 +26,9 @@ def pull_blocks(
     consumes: bool,
     timeout_ms: int,
 ) -> int: ...
+def lend(
+    handle: LinkHandle, packed: bytes, select: tuple[int, ...], consumes: bool, timeout_ms: int, limit: int
+) -> tuple[int, Loan | None]: ...
 def copy(
     src: LocalCache,
     dst: LocalCache,

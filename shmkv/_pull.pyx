@@ -24,6 +24,7 @@ from shmkv._link cimport (
     patience_init,
     raise_pending,
 )
+from shmkv._lend cimport Lent, lend_now, loan_of
 from shmkv._link_handle cimport LinkHandle
 from shmkv._local cimport Local, LocalCache, local_enter, local_leave
 from shmkv._plan cimport Selection
@@ -152,6 +153,23 @@ def pull_blocks(LinkHandle handle, LocalCache dst, bytes packed, tuple select, B
     if status == LINK_INTERRUPTED:
         raise_pending()
     return status
+
+
+def lend(LinkHandle handle, bytes packed, tuple select, bint consumes, int64_t timeout_ms, uint32_t limit):
+    """Lend a row over a link: (0, Loan), or (a negative status, None). Of `select` only the source's part counts; `limit`: leases
+    that this side of the link may have."""
+    cdef Request want
+    cdef Lent lent
+    cdef int status
+    request_init(&want, select)
+    set_key(&want, packed)
+    want.consumes = consumes
+    patience_init(&want.wait, timeout_ms)
+    with nogil:
+        status = lend_now(&handle.link, &want, limit, &lent)
+    if status == LINK_INTERRUPTED:
+        raise_pending()
+    return (0, loan_of(handle, &lent)) if status == 0 else (status, None)
 
 
 def copy(LocalCache src, LocalCache dst, tuple select, int64_t timeout_ms, *, BlockLists lists=None, bint disjoint=False):

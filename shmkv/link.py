@@ -314,8 +314,9 @@ class Links:
     def _sweep_closing(self) -> None:
         """Close our side of removed links once no thread is inside; the record can be used again then."""
         for handle in list(self._closing):
-            # While the peer's side names a cache of ours, the record stays among those that are looked at before memory is freed.
-            if handle.users == 0 and handle.peer_is_idle:
+            # While the peer's side names a cache of ours, the record stays among those that are looked at before memory is freed;
+            # while ours names one of the peer's, nobody else may have the record.
+            if handle.users == 0 and handle.leases == 0 and handle.peer_is_idle:
                 handle.close_side()
                 with suppress(ValueError):          # a finalize in a signal handler may have been here
                     self._closing.remove(handle)

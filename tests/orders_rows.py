@@ -75,6 +75,23 @@ LEASE = Scenario(
       write("bytes", 2, lambda seen: seen["o_hazard"] == 0))),
     lambda seen: seen["r_pin_cache"] != LIVE_1 or seen["r_bytes"] == 1)
 
+LEASE_AFTER_HAZARD = Scenario(
+    "a lease takes the hazard's place", {**CACHE, "lease": 0},
+    ((at("_lookup:pin:exchange64_seq#1", "hazard", 1), at("_lookup:pin:load64_seq#1", "cache", into="r_pin_cache"),
+      at("_lease:lease_take:store64_release#1", "lease", 1), at("_lookup:unpin:store64_release#1", "hazard", 0),
+      read("bytes", "r_bytes")),
+     (at("_cache_records:retire:exchange64_seq#1", "cache", RETIRED_1),
+      at("_link_record:names:load64_seq#1", "hazard", into="o_hazard"),
+      at("_link_record:names:load64_seq#2", "lease", into="o_lease"),
+      write("bytes", 2, lambda seen: seen["o_hazard"] == 0 and seen["o_lease"] == 0))),
+    lambda seen: seen["r_pin_cache"] != LIVE_1 or seen["r_bytes"] == 1)
+
+LEASE_ENDED = Scenario(
+    "bytes before the end of a lease", {"lease": 1, "bytes": 1},
+    ((read("bytes", "r_bytes"), at("_lease:lease_give:store64_release#1", "lease", 0)),
+     (at("_link_record:names:load64_seq#2", "lease", into="o_lease"), write("bytes", 2, lambda seen: seen["o_lease"] == 0))),
+    lambda seen: seen["r_bytes"] == 1)
+
 RECORD = Scenario(
     "record of a cache", {**CACHE, "cache": FREE_1, "record": 0},
     (READER_OF_CACHE[:4], (write("record", 2), at("_cache_records:insert:exchange64_seq#1", "cache", LIVE_2))),
@@ -285,6 +302,7 @@ KEY_EVENT = Scenario(
       at("_directory:key_changed:add32_seq#1", "event", lambda seen: seen["o_event"] + 1, into="o_event"))),
     lambda seen: seen["r_event"] == 0 or seen["r_row"] == (3, "LIVE"))
 
-SCENARIOS = (HAZARD, LOST_LIFE_BYTE, LEASE, RECORD, TORN_RECORD, TORN_KEY, REMOVED, UNBOUND, BY_ID, BLOCK_UNBOUND, BLOCK_PUBLISHED,
+SCENARIOS = (HAZARD, LOST_LIFE_BYTE, LEASE, LEASE_AFTER_HAZARD, LEASE_ENDED, RECORD, TORN_RECORD, TORN_KEY, REMOVED, UNBOUND, BY_ID,
+             BLOCK_UNBOUND, BLOCK_PUBLISHED,
              BOUND_BYTES, FRESH_COVERAGE, COVERED, NOTICED, REAPED, OWN_PULL, ENDED_ONCE, CONSUMED_BYTES, PUBLISHED, WAITER,
              KEY_WAITER, KEY_EVENT)

@@ -1,0 +1,191 @@
+# cython: language_level=3, freethreading_compatible=True, cdivision=True
+"""Lend a row of a peer's cache: find it as a pull does, take a lease instead of copying, mark what a pull would mark.
+
+The mapping is the one that pulls use, held by whoever looks into it: a peer's segment is mapped once, and it stays mapped until the
+last array over it is gone, whatever becomes of link, lease and peer.
+"""
+from libc.errno cimport ENOMEM
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+
+from shmkv._attached cimport Attached, mapped_give, mapped_hold
+from shmkv._core cimport attach, count, drop_unlinked, find, finish
+from shmkv._crash cimport crash_point
+from shmkv._futex cimport load_words
+from shmkv._layout cimport tensor_at, word_generation
+from shmkv._lease cimport lease_give, lease_take
+from shmkv._life cimport process_epoch
+from shmkv._link cimport is_forked, link_enter, link_leave
+from shmkv._lookup cimport FoundRow, unpin
+from shmkv._plan cimport PLAN_DAMAGED, PLAN_DIVISOR, PLAN_SRC_RANGE, PLAN_SRC_WINDOW, Shape, check_shape, row_nbytes
+
+
+cdef int lend_now(Link* link, Request* want, uint32_t limit, Lent* lent) noexcept nogil:
+    """0, or the answer of the first step that did not pass; `limit`: leases that this side may have."""
+    cdef int status
+    memset(lent, 0, sizeof(Lent))
+    lent.lease = -1
+    status = link_enter(link, &want.wait)
+    if status == 0:
+        status = lend_locked(link, want, limit, lent)
+        link_leave(link)
+    return status
+
+
+cdef int lend_locked(Link* link, Request* want, uint32_t limit, Lent* lent) noexcept nogil:
+    cdef FoundRow found
+    cdef Attached* segment = NULL
+    cdef int status
+    drop_unlinked(link)
+    status = find(link, want, &found)
+    if status != 0:
+        return status
+    status = attach(link, want, &found, &segment)
+    if status == 0:
+        status = LEND_UNMAPPED if segment.mapped == NULL else copy_tensors(link, want, &found, segment.nbytes, lent)
+    if status == 0:
+        status = lease_take(link.mine, word_generation(found.cache_word), limit)
+    if status >= 0:
+        lent.lease = status
+        hold(lent, segment, &found)
+        want.nbytes = 0
+        status = finish(link, want, &found)
+    if is_forked(link):
+        return status               # a signal handler forked: hazard and lease are the parent's
+    if status != 0:
+        take_back(link, lent)
+    unpin(link.mine)
+    count(link, want, status)
+    return status
+
+
+cdef void hold(Lent* lent, Attached* segment, const FoundRow* found) noexcept nogil:
+    """What is lent stays mapped."""
+    lent.mapped = segment.mapped
+    mapped_hold(segment.mapped)
+    lent.generation = word_generation(found.cache_word)
+    lent.serial = found.copy.segment_serial
+    lent.row = found.batch_index
+
+
+cdef void take_back(Link* link, Lent* lent) noexcept nogil:
+    """The end of a loan: lease, mapping, copies. Done twice it does nothing more."""
+    if lent.lease >= 0:
+        lease_give(link.mine, lent.lease)
+        lent.lease = -1
+    if lent.mapped != NULL:
+        mapped_give(lent.mapped)
+        lent.mapped = NULL
+    free(lent.tensors)
+    lent.tensors = NULL
+
+
+cdef int copy_tensors(Link* link, Request* want, const FoundRow* found, uint64_t nbytes, Lent* lent) noexcept nogil:
+    """Private copies of the selected tensors' records, each checked, and the window against each row: 0, PLAN_* or -ENOMEM."""
+    cdef uint32_t i, first = want.select.src_first, tensors = found.copy.num_tensors
+    cdef uint64_t wanted = want.select.src_count if want.select.src_count >= 0 else tensors
+    cdef Shape* shape
+    if want.select.divisor and tensors % want.select.divisor:
+        return PLAN_DIVISOR
+    if wanted == 0 or first + wanted > tensors:
+        return PLAN_SRC_RANGE
+    lent.tensors = <TensorRecord*>calloc(wanted, sizeof(TensorRecord))
+    if lent.tensors == NULL:
+        return -ENOMEM
+    lent.count = <uint32_t>wanted
+    want.select.dst_count = <int64_t>wanted
+    for i in range(lent.count):
+        load_words(&lent.tensors[i], tensor_at(link.directory, found.copy.first_tensor + first + i), sizeof(TensorRecord))
+        shape = <Shape*>&lent.tensors[i]        # a record begins with the numbers of a Shape
+        if check_shape(shape, nbytes) != 0 or shape.rows != found.copy.num_rows:
+            return PLAN_DAMAGED
+        if not fits(row_nbytes(shape), want.select.src_offset, want.select.size):
+            return PLAN_SRC_WINDOW
+    return 0
+
+
+cdef inline bint fits(uint64_t stride, uint64_t offset, int64_t size) noexcept nogil:
+    """Is there anything behind `offset`, and `size` bytes if that is not -1?"""
+    return offset < stride and (size < 0 or <uint64_t>size <= stride - offset)
+
+
+cdef class LentRegion(Region):
+    def __dealloc__(self):
+        # Before the base class unmaps: this mapping is not its own.
+        self.address = NULL
+        if self.mapped != NULL:
+            mapped_give(self.mapped)
+
+
+cdef Region lent_region(Mapped* mapped):
+    cdef LentRegion region = LentRegion.__new__(LentRegion)
+    mapped_hold(mapped)
+    region.mapped = mapped
+    region.address = mapped.address
+    region.nbytes = mapped.nbytes
+    region.writable = False
+    return region
+
+
+cdef class Loan:
+    """Made by `_pull.lend`. `tensors`: (offset, nbytes, outer, rows, inner, dtype) each, in bytes from the start of `region`;
+    `row`: the row of them that is lent. Given back by `close`, when it goes, or when its process dies."""
+
+    def __dealloc__(self):
+        self.end()
+
+    cdef void end(self):
+        if self.handle is not None and self.handle.link.epoch == process_epoch():
+            crash_point(b"loan-ending")
+            take_back(&self.handle.link, &self.lent)
+
+    def close(self):
+        """Give the lease back; twice is no error. What was made of `region` stays mapped, its bytes may become another cache's."""
+        self.end()
+        self.region = None
+
+    @property
+    def is_open(self):
+        """Is the lease held?"""
+        return self.lent.lease >= 0
+
+    @property
+    def row(self):
+        """The row that is lent."""
+        return self.lent.row
+
+    @property
+    def serial(self):
+        """Number of the segment in which it is."""
+        return self.lent.serial
+
+    @property
+    def generation(self):
+        """Of the cache that is lent."""
+        return self.lent.generation
+
+    @property
+    def tensors(self):
+        """The selected tensors."""
+        found = []
+        for i in range(self.lent.count if self.lent.tensors != NULL else 0):
+            t = self.lent.tensors[i]
+            found.append((t.offset, t.nbytes, t.outer, t.rows, t.inner, t.dtype))
+        return found
+
+
+cdef Loan loan_of(LinkHandle handle, Lent* lent):
+    """An object for what was lent. MemoryError: it was taken back."""
+    cdef Loan loan
+    try:
+        loan = Loan.__new__(Loan)
+        loan.region = lent_region(lent.mapped)
+    except MemoryError:
+        take_back(&handle.link, lent)
+        raise
+    loan.handle = handle
+    loan.lent = lent[0]
+    return loan
+
+
+UNMAPPED = LEND_UNMAPPED
