@@ -16,6 +16,7 @@ except ModuleNotFoundError as error:        # not every ImportError: a second in
 
 from shmkv.cache_manager import CacheManager
 from shmkv.cache_task import CacheTask
+from shmkv.cache_view import CacheView
 from shmkv.cluster_info import LLMClusterInfo
 from shmkv.datadist import LLMDataDist
 from shmkv.errors import LLMException, LLMNoneError, LLMParamError, LLMStatusCode, Status
@@ -41,6 +42,7 @@ __all__ = [
     "CacheKeyByIdAndIndex",
     "CacheManager",
     "CacheTask",
+    "CacheView",
     "DataType",
     "HeadSlice",
     "KvCache",

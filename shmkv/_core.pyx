@@ -29,6 +29,7 @@ from shmkv._copy cimport MOVE_DIRECT, last_copy_note, move
 from shmkv._coverage cimport consume, cover, is_full
 from shmkv._crash cimport crash_point
 from shmkv._futex cimport (
+    add32_relaxed,
     add64_relaxed,
     load32_acquire,
     load64_acquire,
@@ -44,6 +45,7 @@ from shmkv._layout cimport (
     COUNT_PULLS,
     COUNT_TIMEOUTS,
     COUNT_WAIT_NS,
+    KEY_PREFIX,
     KEY_REQUEST,
     ROW_LIVE,
     UNLINKED_RING,
@@ -263,6 +265,8 @@ cdef int finish(Link* link, Request* want, FoundRow* found) noexcept nogil:
         return status
     crash_point(b"rechecked")
     store64_relaxed(&found.row.last_use_ns, want.wait.entered_ns)
+    if found.key_kind == KEY_PREFIX:
+        add32_relaxed(&found.row.hits, 1)
     if not want.consumes or found.key_kind != KEY_REQUEST or word_state(found.row_word) != ROW_LIVE:
         return 0
     if count < found.copy.num_tensors:

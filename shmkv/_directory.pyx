@@ -12,6 +12,7 @@ from shmkv._cache_records cimport OwnRecord
 from shmkv._coverage cimport consume, cover, is_full
 from shmkv._crash cimport crash_point
 from shmkv._futex cimport (
+    add32_relaxed,
     add32_seq,
     exchange32_seq,
     exchange64_seq,
@@ -113,6 +114,7 @@ cdef class Directory(CacheRecords):
             store64_release(&words_of_row[i], generation << 32)
         store_words(row.key, key.words, sizeof(key.words))
         store32_relaxed(&row.key_kind, key.kind)
+        store32_relaxed(&row.hits, 0)
         if published is not None:
             exchange32_seq(&row.progress, published)
         crash_point(b"key-live")
@@ -151,6 +153,8 @@ cdef class Directory(CacheRecords):
             seen = load64_seq(&row.word)
         load_words(key.words, row.key, sizeof(key.words))
         key.kind = load32_relaxed(&row.key_kind)
+        if key.kind == KEY_PREFIX:
+            self.ended_prefix_hits += load32_relaxed(&row.hits)
         note_ended(self.base, &key, word_state(seen))
         self.index.remove(key_hash(&key), self.own[slot].first_row + batch_index)
         out = ROW_CONSUMED_OUT if word_state(seen) == ROW_CONSUMED else ROW_REMOVED_OUT
@@ -223,6 +227,21 @@ cdef class Directory(CacheRecords):
     def row_generation(self, uint32_t slot, uint32_t batch_index):
         """Of the key binding that a row has now."""
         return word_generation(load64_seq(&self.row_of(slot, batch_index).word))
+
+    def last_use_ns(self, uint32_t slot, uint32_t batch_index):
+        """CLOCK_MONOTONIC of the last pull out of a row, 0 = never."""
+        return load64_relaxed(&self.row_of(slot, batch_index).last_use_ns)
+
+    def prefix_hits(self, uint32_t slot, uint32_t batch_index):
+        """Pulls and views of a row since its prefix key was bound."""
+        return load32_relaxed(&self.row_of(slot, batch_index).hits)
+
+    def note_use(self, uint32_t slot, uint32_t batch_index, int64_t now_ns):
+        """What a reader notes after its copy, for a pull out of the owner's own cache."""
+        cdef RowRecord* row = self.row_of(slot, batch_index)
+        store64_relaxed(&row.last_use_ns, <uint64_t>now_ns)
+        if load32_relaxed(&row.key_kind) == KEY_PREFIX:
+            add32_relaxed(&row.hits, 1)
 
     def row_words(self, uint32_t slot, rows):
         """What `are_same_rows` needs to know of rows before their bytes are read."""

@@ -263,7 +263,7 @@ cdef struct RowRecord:
     uint64_t word                   # owner and pullers; seq_cst compare-and-swap; (generation << 8 | state)
     uint64_t last_use_ns            # pullers; relaxed; CLOCK_MONOTONIC of the last successful pull; with the word, as its writers
     uint32_t progress_waiters       # waiters; seq_cst add and subtract; around a wait on progress
-    uint32_t pad1
+    uint32_t hits                   # pullers; relaxed add, of rows with a prefix key; the owner, before the word says LIVE: 0
     uint64_t pad2[13]
 
 

@@ -106,6 +106,7 @@ cdef list _describe_records():
         ("RowRecord", "word", <size_t>&r.word - <size_t>r, sizeof(r.word)),
         ("RowRecord", "last_use_ns", <size_t>&r.last_use_ns - <size_t>r, sizeof(r.last_use_ns)),
         ("RowRecord", "progress_waiters", <size_t>&r.progress_waiters - <size_t>r, sizeof(r.progress_waiters)),
+        ("RowRecord", "hits", <size_t>&r.hits - <size_t>r, sizeof(r.hits)),
         ("LinkSide", "open", <size_t>&ls.open - <size_t>ls, sizeof(ls.open)),
         ("LinkSide", "slot", <size_t>&ls.slot - <size_t>ls, sizeof(ls.slot)),
         ("LinkSide", "incarnation", <size_t>&ls.incarnation - <size_t>ls, sizeof(ls.incarnation)),

@@ -28,6 +28,10 @@ cdef class LentRegion(Region):
     cdef Mapped* mapped
 
 
+cdef class ForkedRegion(Region):
+    cdef object loan                # gone with the region
+
+
 cdef class Loan:
     """One row that is lent."""
     cdef Lent lent

@@ -6,6 +6,9 @@ from shmkv._mapping import Region
 UNMAPPED: Final[int]
 
 class LentRegion(Region): ...
+class ForkedRegion(Region): ...
+
+def fork_segment(loan: object, path: str, nbytes: int) -> ForkedRegion: ...
 
 class Loan:
     @property

@@ -4,7 +4,9 @@
 The mapping is the one that pulls use, held by whoever looks into it: a peer's segment is mapped once, and it stays mapped until the
 last array over it is gone, whatever becomes of link, lease and peer.
 """
-from libc.errno cimport ENOMEM
+import os
+
+from libc.errno cimport EINVAL, ENOMEM, errno
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
@@ -17,7 +19,26 @@ from shmkv._lease cimport lease_give, lease_take
 from shmkv._life cimport process_epoch
 from shmkv._link cimport is_forked, link_enter, link_leave
 from shmkv._lookup cimport FoundRow, unpin
+from shmkv._mapping cimport close, open_segment
 from shmkv._plan cimport PLAN_DAMAGED, PLAN_DIVISOR, PLAN_SRC_RANGE, PLAN_SRC_WINDOW, Shape, check_shape, row_nbytes
+
+
+cdef extern from *:
+    """
+    #include <errno.h>
+    #include <stdint.h>
+    #include <sys/mman.h>
+
+    /* Copy-on-write pages of a file; none is brought before it is touched. */
+    static inline char *map_private(int fd, uint64_t nbytes, int *status)
+    {
+        void *address = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd, 0);
+        if (address == MAP_FAILED) { *status = -errno; return NULL; }
+        madvise(address, nbytes, MADV_DONTDUMP);
+        return (char *)address;
+    }
+    """
+    char* map_private(int fd, uint64_t nbytes, int* status) noexcept nogil
 
 
 cdef int lend_now(Link* link, Request* want, uint32_t limit, Lent* lent) noexcept nogil:
@@ -172,6 +193,31 @@ cdef class Loan:
             t = self.lent.tensors[i]
             found.append((t.offset, t.nbytes, t.outer, t.rows, t.inner, t.dtype))
         return found
+
+
+cdef class ForkedRegion(Region):
+    """A private, writable mapping of a lent segment: pages are the owner's until they are written. Keeps the loan."""
+
+
+def fork_segment(loan, str path, uint64_t nbytes):
+    """Map a whole segment privately. `loan`: whatever keeps its cache from being freed. OSError when it cannot be opened or has
+    another size."""
+    cdef uint64_t found = 0
+    cdef int status = 0
+    cdef bytes name = os.fsencode(path)
+    cdef ForkedRegion region = ForkedRegion.__new__(ForkedRegion)
+    cdef int fd = open_segment(name, False, &found)
+    if fd < 0:
+        raise OSError(errno or EINVAL, f"cannot open {path}: {os.strerror(errno) if errno else 'not a segment of this user'}")
+    if found == nbytes:
+        region.address = map_private(fd, nbytes, &status)
+    close(fd)
+    if found != nbytes:
+        raise OSError(EINVAL, f"{path} has {found} bytes, expected {nbytes}")
+    if status != 0:
+        raise OSError(-status, f"cannot map {nbytes} bytes: {os.strerror(-status)}")
+    region.nbytes, region.writable, region.loan = nbytes, True, loan
+    return region
 
 
 cdef Loan loan_of(LinkHandle handle, Lent* lent):

@@ -343,6 +343,15 @@ def hash_of_key(int kind, uint64_t req_id, uint64_t prefix_id, uint64_t model_id
     return key_hash(&key)
 
 
+def is_published(Region directory, tuple words):
+    """Does a key live, with all tensors of its row published? Without a lock: the next moment it may be otherwise."""
+    cdef Key key = to_key(words)
+    cdef FoundRow found
+    if find_key(directory.address, &key, &found) != 0:
+        return False
+    return load32_acquire(&found.row.progress) >= found.copy.num_tensors
+
+
 def describe(Region directory, tuple words, uint32_t batch_index):
     """(num_tensors, outer, rows, inner bytes, segment's serial) of the cache behind a key or cache id, or None; for messages.
 

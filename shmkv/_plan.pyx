@@ -32,6 +32,15 @@ cdef class ShapeList:
             if len(tensors[i]) > 6:
                 shape.row_pitch, shape.piece_pitch = tensors[i][6:]
 
+    def describe(self):
+        """(offset, nbytes, outer, rows, inner, dtype) of each tensor."""
+        return [(self.shapes[i].offset, self.shapes[i].nbytes, self.shapes[i].outer, self.shapes[i].rows, self.shapes[i].inner,
+                 self.dtypes[i]) for i in range(self.count)]
+
+    def piece_pitches(self):
+        """Bytes from one piece of a row to the next, of each tensor."""
+        return [self.shapes[i].piece_pitch for i in range(self.count)]
+
     def moved(self, list offsets):
         """The same tensors at other offsets."""
         cdef uint32_t i

@@ -8,6 +8,7 @@ cdef class TensorView:
     cdef Region region
     cdef readonly uint64_t offset   # of the first byte in the region
     cdef readonly uint64_t nbytes
+    cdef uint64_t extent            # from the first byte to the last, gaps between rows included
     cdef readonly tuple shape
     cdef readonly object dtype
     cdef readonly bint readonly
@@ -18,3 +19,4 @@ cdef class TensorView:
     cdef Py_ssize_t itemsize
     cdef Py_ssize_t[32] buffer_shape
     cdef Py_ssize_t[32] buffer_strides
+    cdef object numpy_with_gaps(self)

@@ -7,7 +7,15 @@ not give exported memory to another cache. Knows nothing of caches, keys or link
 import numpy as np
 
 cimport cython
-from cpython.buffer cimport PyBUF_F_CONTIGUOUS, PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE
+from cpython.buffer cimport (
+    PyBUF_ANY_CONTIGUOUS,
+    PyBUF_C_CONTIGUOUS,
+    PyBUF_F_CONTIGUOUS,
+    PyBUF_FORMAT,
+    PyBUF_ND,
+    PyBUF_STRIDES,
+    PyBUF_WRITABLE,
+)
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint8_t, uint32_t
@@ -26,11 +34,12 @@ cdef class TensorView:
     """One tensor of a cache, on the shared memory itself.
 
     `shape` is a tuple, `dtype` the DataType, `nbytes` the size in bytes, `data_ptr` the address in this process. Written
-    through by the owner; `readonly` views refuse that.
+    through by the owner; `readonly` views refuse that. `pitch`: bytes from one index of the first axis to the next where there are
+    gaps, 0 = none.
     """
 
     def __cinit__(self, Region region, uint64_t offset, tuple shape, dtype, storage, bytes format, tuple dlpack,
-                  bint readonly=False):
+                  bint readonly=False, Py_ssize_t pitch=0):
         cdef Py_ssize_t stride
         cdef int i
         if len(shape) > 32:
@@ -41,9 +50,14 @@ cdef class TensorView:
             self.buffer_shape[i] = shape[i]
             self.buffer_strides[i] = stride
             stride *= shape[i]
-        self.nbytes = stride
-        if offset > region.nbytes or self.nbytes > region.nbytes - offset:
-            raise ValueError(f"{self.nbytes} bytes at {offset} do not fit {region.nbytes} bytes of memory")
+        self.nbytes = self.extent = stride
+        if pitch and len(shape) > 1 and shape[0] > 1:
+            if pitch < self.buffer_strides[0]:
+                raise ValueError(f"rows of {self.buffer_strides[0]} bytes do not fit a pitch of {pitch}")
+            self.extent += (shape[0] - 1) * (pitch - self.buffer_strides[0])
+            self.buffer_strides[0] = pitch
+        if offset > region.nbytes or self.extent > region.nbytes - offset:
+            raise ValueError(f"{self.extent} bytes at {offset} do not fit {region.nbytes} bytes of memory")
         self.offset, self.shape, self.dtype, self.storage, self.format = offset, shape, dtype, storage, format
         self.dlpack_code, self.dlpack_bits = dlpack
         self.readonly = readonly or not region.writable
@@ -60,16 +74,32 @@ cdef class TensorView:
         return <size_t>(self.region.address + self.offset)
 
     @property
+    def is_dense(self):
+        """Does nothing lie between the elements?"""
+        return self.extent == self.nbytes
+
+    @property
     def raw(self):
-        """The bytes as a memoryview of format "B", whatever the dtype."""
+        """The bytes as a memoryview of format "B", whatever the dtype. BufferError if there are gaps between them."""
+        if not self.is_dense:
+            raise BufferError("this view has gaps between its rows: use numpy()")
         return memoryview(self.numpy().reshape(-1).view(np.uint8))
 
     def numpy(self):
         """A numpy array of the same memory: shape and dtype of the tensor, bfloat16 by ml_dtypes."""
+        if not self.is_dense:
+            return self.numpy_with_gaps()
         array = np.frombuffer(self, dtype=self.storage).reshape(self.shape)
         if self.readonly:
             array.flags.writeable = False
         return array
+
+    cdef object numpy_with_gaps(self):
+        cdef uint64_t elements = self.extent // self.itemsize
+        whole = TensorView(self.region, self.offset, (elements,), self.dtype, self.storage, self.format,
+                           (self.dlpack_code, self.dlpack_bits), self.readonly).numpy()
+        strides = tuple(self.buffer_strides[i] for i in range(len(self.shape)))
+        return np.lib.stride_tricks.as_strided(whole, self.shape, strides, writeable=not self.readonly)
 
     def __array__(self, dtype=None, copy=None):
         array = self.numpy()
@@ -92,6 +122,11 @@ cdef class TensorView:
             raise BufferError("this view is read-only")
         if flags & PyBUF_FORMAT and not self.format:
             raise BufferError(f"the buffer protocol has no format for {self.dtype}: use numpy(), raw or from_dlpack")
+        if not self.is_dense and (flags & PyBUF_STRIDES != PyBUF_STRIDES or not flags & PyBUF_FORMAT
+                                  or flags & PyBUF_F_CONTIGUOUS == PyBUF_F_CONTIGUOUS
+                                  or flags & PyBUF_C_CONTIGUOUS == PyBUF_C_CONTIGUOUS
+                                  or flags & PyBUF_ANY_CONTIGUOUS == PyBUF_ANY_CONTIGUOUS):
+            raise BufferError("this view has gaps between its rows: it is not contiguous")
         if flags & PyBUF_F_CONTIGUOUS == PyBUF_F_CONTIGUOUS and len(self.shape) > 1 and flags & PyBUF_FORMAT:
             raise BufferError("this view is C-contiguous, not Fortran-contiguous")
         buffer.obj = self
@@ -139,6 +174,14 @@ cdef class TensorView:
         return plain_capsule(self, bool(copy))
 
 
+cdef void copy_rows(char* to, TensorView view):
+    """The elements without the gaps between rows."""
+    cdef const char* at = view.region.address + view.offset
+    cdef size_t count = view.shape[0] if not view.is_dense else 1, each = view.nbytes // count, i
+    for i in range(count):
+        memcpy(to + i * each, at + i * view.buffer_strides[0], each)
+
+
 cdef int fill(dl_tensor* tensor, TensorView view, bint copied) except -1:
     """Describe the view; shape and strides (and the bytes of a copy) stand in one block that the deleter frees."""
     cdef int ndim = len(view.shape)
@@ -151,10 +194,12 @@ cdef int fill(dl_tensor* tensor, TensorView view, bint copied) except -1:
     for i in range(ndim):
         tensor.shape[i] = view.buffer_shape[i]
         tensor.strides[i] = view.buffer_strides[i] // view.itemsize
+    if copied and not view.is_dense:
+        tensor.strides[0] = view.nbytes // view.shape[0] // view.itemsize
     tensor.data = view.region.address + view.offset
     if copied:
         tensor.data = <char*>(<size_t>(<char*>tensor.shape + header + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT)
-        memcpy(tensor.data, view.region.address + view.offset, view.nbytes)
+        copy_rows(<char*>tensor.data, view)
     tensor.device.device_type = DL_CPU
     tensor.ndim = ndim
     tensor.dtype.code = <uint8_t>view.dlpack_code

@@ -11,9 +11,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 
-from shmkv import _link_record, _lookup, segment
+from shmkv import _link_record, segment
 from shmkv._directory import Directory
 from shmkv._layout import SEGMENT_DATA
 from shmkv._local import LocalCache
@@ -24,41 +23,16 @@ from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
 from shmkv.expiry import KeyExpiry
 from shmkv.keys import KEY_REQUEST, KeyWords
 from shmkv.membership import Member, Namespace
+from shmkv.own_cache import OwnCache
+from shmkv.own_sources import OwnSources
 from shmkv.pauses import Pauses
+from shmkv.prefix_cache import PrefixCache
 from shmkv.registered import RegisteredCache, RegisteredCaches
 from shmkv.segment import Segment, SegmentPool
-from shmkv.types import CacheDesc
 
 REAP_INTERVAL_NS = 20_000_000
 
 log = logging.getLogger("shmkv")
-
-
-@dataclass
-class OwnCache:
-    """One allocated cache of this cluster."""
-
-    cache_id: int
-    layout: CacheLayout
-    segment: Segment
-    local: LocalCache
-    is_blocks: bool                         # a blocks cache
-    blocks_model_id: int | None             # and its key
-    slot: int = field(default=-1, init=False)
-    generation: int = field(default=0, init=False)
-    id_alive: bool = field(default=True, init=False)
-    retired: bool = field(default=False, init=False)
-    living: int | None = field(default=None, init=False)    # keys that lived at the last look; None: something changed since
-
-    @property
-    def desc(self) -> CacheDesc:
-        """What was asked for at allocation."""
-        return self.layout.desc
-
-    @property
-    def offsets(self) -> tuple[int, ...]:
-        """Of the tensors, in bytes from the segment's start."""
-        return self.layout.offsets
 
 
 Usable = OwnCache | RegisteredCache         # what a caller's handle stands for
@@ -88,6 +62,8 @@ class OwnCaches:
         self._ids = itertools.count(1)
         self.dropped: deque[OwnCache] = deque()     # those whose last handle is gone, put here without any lock
         self.registered = RegisteredCaches()
+        self.sources = OwnSources(directory, self._by_id, self._by_slot)
+        self.prefix = PrefixCache(directory, self.expiry, self._leaving, self._is_pinned)
 
     def __iter__(self) -> Iterator[OwnCache]:
         return iter(list(self._by_id.values()))
@@ -252,7 +228,7 @@ class OwnCaches:
     def waited_for(self) -> list[tuple[KeyWords, bool]]:
         """The request keys that nobody has fetched, and of each whether its row is published, so that somebody can."""
         self.collect()
-        return [(words, self.is_published(self._by_slot[slot], row, 0, -1)) for slot, row, words in self.expiry.living()
+        return [(words, self.sources.is_published(self._by_slot[slot], row, 0, -1)) for slot, row, words in self.expiry.living()
                 if words[0] == KEY_REQUEST]
 
     def stats(self) -> dict[str, int]:
@@ -262,6 +238,7 @@ class OwnCaches:
             "caches": len(self._by_id), "cache_bytes": sum(cache.segment.nbytes for cache in self),
             "recycle_bytes": self._pool.kept_nbytes, "keys": sum(1 for _ in self.expiry.living()),
             "keys_expired_by_ttl": self.expiry.by_ttl, "keys_expired_by_call": self.expiry.by_call,
+            "prefix_hits": self.prefix.hits(), "prefix_evictions": self.prefix.evictions,
         }
 
     # -- letting go -------------------------------------------------------------------------------------------------
@@ -288,6 +265,7 @@ class OwnCaches:
         self.registered.collect()
         self.expiry.expire_due()
         self._settle()
+        self.prefix.evict()
         freed = sum(self._try_free(cache) for cache in list(self._leaving.values()))
         self._directory.index.give_back_old_parts(self._namespace.life_fd, self._namespace.table)
         return freed
@@ -322,8 +300,7 @@ class OwnCaches:
                 return 0
             self._directory.retire(cache.slot)
             cache.retired = True
-        if cache.local.uses or self._directory.pinned(cache.generation, self._namespace.life_fd, self._namespace.table,
-                                                      self._initiated()):
+        if self._is_pinned(cache):
             return 0
         # Forgotten first: an interrupt in between costs the record, not the manager.
         self._by_id.pop(cache.cache_id, None)
@@ -331,6 +308,11 @@ class OwnCaches:
         self.expiry.freed(cache.slot)
         self._directory.release(cache.slot)
         return self._pool.give(cache.segment)
+
+    def _is_pinned(self, cache: OwnCache) -> bool:
+        """Does anybody read or write the cache now, or keep it by a lease?"""
+        return cache.local.uses > 0 or bool(self._directory.pinned(
+            cache.generation, self._namespace.life_fd, self._namespace.table, self._initiated()))
 
     def close(self, timeout_ms: int) -> None:
         """finalize: unlink everything at once. Running copies of this process are waited for, those of others go on reading
@@ -347,48 +329,3 @@ class OwnCaches:
         self._by_id.clear()
         self._leaving.clear()
         self._pool.drain()
-
-    # -- pulls out of our own caches --------------------------------------------------------------------------------
-
-    def source_by_key(self, words: KeyWords) -> tuple[OwnCache, int, int] | int:
-        """(cache, row, generation of the binding) of a living key of our own, or why there is none."""
-        found = self._directory.find(words)
-        if found is None:
-            return int(self._directory.why_ended(words))
-        slot, row = found
-        return self._by_slot[slot], row, self._directory.row_generation(slot, row)
-
-    def source_by_id(self, cache_id: int, row: int) -> tuple[OwnCache, int, int] | int:
-        """The same for a cache that its id or a key of it keeps alive."""
-        cache = self._by_id.get(cache_id)
-        if cache is None or cache.retired or row >= cache.desc.batch_size:
-            return int(_lookup.NEVER)
-        return cache, row, self._directory.row_generation(cache.slot, row)
-
-    def source_by_blocks_key(self, model_id: int) -> OwnCache | None:
-        """The blocks cache of our own with that key."""
-        slot = self._directory.find_blocks(model_id)
-        return None if slot is None else self._by_slot[slot]
-
-    def row_words(self, cache: OwnCache, rows: Sequence[int]) -> list[int]:
-        """What `are_same_rows` needs to know before the bytes of rows are read."""
-        return self._directory.row_words(cache.slot, rows)
-
-    def are_same_rows(self, cache: OwnCache, rows: Sequence[int], words: Sequence[int]) -> bool:
-        """Have rows had the same bytes since `row_words`? Asked while the cache is still counted in."""
-        return self._directory.are_same_rows(cache.slot, rows, words)
-
-    def is_published(self, cache: OwnCache, row: int, first: int, count: int) -> bool:
-        """Are the selected tensors (count -1 = all) of a row published?"""
-        tensors = cache.desc.num_tensors
-        wanted = tensors if count < 0 else min(tensors, first + count)
-        return bool(self._directory.progress(cache.slot, row) >= wanted)
-
-    def finish_own(self, cache: OwnCache, row: int, generation: int, consumes: bool, first: int, count: int) -> int:
-        """After the copy of a pull of our own, while the source is still counted in: 0, or REMOVED if the row was bound anew
-        meanwhile. Coverage, and the key is consumed when this was the last part."""
-        if self._directory.row_generation(cache.slot, row) != generation:
-            return int(_lookup.REMOVED)
-        if consumes:
-            self._directory.mark_pulled(cache.slot, row, generation, first, cache.desc.num_tensors if count < 0 else count)
-        return 0

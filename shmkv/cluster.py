@@ -4,6 +4,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import weakref
+from typing import Protocol
 
 from shmkv import _copy, _life, _link, _link_record, segment
 from shmkv._directory import Directory
@@ -28,6 +30,12 @@ def choose_kernel(settings: Settings) -> None:
         raise LLMParamError(f"SHMKV_KERNEL, SHMKV_NT_THRESHOLD or SHMKV_COPY_THREADS: {error}") from error
 
 
+class Closable(Protocol):
+    """What has to be closed before this cluster leaves."""
+
+    def close(self) -> None: ...
+
+
 class Cluster:
     """Between `join` and `close` a member of the namespace. Owned by one LLMDataDist; unusable in a forked child."""
 
@@ -41,6 +49,7 @@ class Cluster:
         self.settings = settings
         self.role = role
         self.cluster_id = cluster_id
+        self.views: weakref.WeakSet[Closable] = weakref.WeakSet()      # what looks into other clusters' memory
         self.lock = Mutex(self._check_entry, link_busy)     # the owner's lock, of everything that changes caches and keys
         self.link_records: set[tuple[Region, int]] = set()      # (directory, slot) that this cluster claimed; kept by link.py
         self._epoch = _life.epoch()
@@ -141,6 +150,8 @@ class Cluster:
             return
         self.shut()
         try:
+            for view in list(self.views):
+                view.close()
             if hasattr(self, "caches"):
                 self.directory.close()
                 self.caches.close(self.settings.sync_kv_timeout_ms)

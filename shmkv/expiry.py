@@ -114,6 +114,15 @@ class KeyExpiry:
         self.unbound(slot, row)
         return words is not None and self._directory.why_ended(words) == _lookup.REMOVED
 
+    def rows(self, slot: int) -> list[int]:
+        """Rows of a cache that were given a key."""
+        return list(self._slots.get(slot, ()))
+
+    def since_ns(self, slot: int, row: int) -> int:
+        """When the row's key was bound or last published, CLOCK_MONOTONIC."""
+        age = self._slots.get(slot, {}).get(row)
+        return 0 if age is None else age.since_ns
+
     def living(self) -> Iterator[tuple[int, int, KeyWords]]:
         """(slot, row, key) of each key that still lives; those that do not are forgotten by the way."""
         for slot, rows in list(self._slots.items()):

@@ -45,8 +45,22 @@ _FORMAT = {
 
 def make_view(region: Region, offset: int, desc: CacheDesc, tensor_index: int) -> TensorView:
     """A view of one tensor of a cache, `offset` bytes into its segment."""
-    kind, shape = desc.tensor_data_type(tensor_index), tuple(desc.tensor_shape(tensor_index))
-    return TensorView(region, offset, shape, kind, storage_dtype(kind), _FORMAT[kind], _DLPACK[kind])
+    return view_of(region, offset, tuple(desc.tensor_shape(tensor_index)), desc.tensor_data_type(tensor_index))
+
+
+def view_of(region: Region, offset: int, shape: tuple[int, ...], kind: DataType, *, readonly: bool = False,
+            pitch: int = 0) -> TensorView:
+    """A view of elements of one kind, `offset` bytes into a mapping; `pitch`: bytes between indices of axis 0, 0 = no gaps."""
+    return TensorView(region, offset, shape, kind, storage_dtype(kind), _FORMAT[kind], _DLPACK[kind], readonly, pitch)
+
+
+def row_shape(desc: CacheDesc, number: int, outer: int) -> tuple[int, ...]:
+    """The shape of one row of a tensor: its dims without the batch dimension; those before it are one axis where the pieces of a
+    row lie apart."""
+    shape = desc.tensor_shape(number)
+    if outer > 1:
+        return (outer, *shape[desc.batch_dim + 1:])
+    return (*shape[:desc.batch_dim], *shape[desc.batch_dim + 1:])
 
 
 class KvCache(Uncopyable):

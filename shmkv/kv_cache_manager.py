@@ -21,7 +21,6 @@ from shmkv.cache_arguments import (
     words_of_rows,
 )
 from shmkv.cache_layout import CacheLayout
-from shmkv.caches import OwnCache
 from shmkv.checks import (
     check_bool,
     check_copy_size,
@@ -40,15 +39,17 @@ from shmkv.keys import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex, KeyWords
 from shmkv.kv_cache import KvCache, check_kv_cache, make_view
 from shmkv.memory_calls import MemoryCalls
 from shmkv.operator_calls import OperatorCalls
+from shmkv.own_cache import OwnCache
 from shmkv.pull_arguments import LastPull, PullRequest, check_device, check_usable_key
 from shmkv.pull_failure import PullKey
 from shmkv.tensor import Tensor, TensorDesc
 from shmkv.types import CacheDesc, LLMRole
+from shmkv.view_calls import ViewCalls
 
 ANY_KEY = CacheKeyByIdAndIndex(0, 0)
 
 
-class KvCacheManager(BlockCalls, MemoryCalls, OperatorCalls):
+class KvCacheManager(BlockCalls, MemoryCalls, ViewCalls, OperatorCalls):
     """Caches of one initialised LLMDataDist; got by `LLMDataDist.kv_cache_manager`. Calls are safe from any thread."""
 
     @staticmethod

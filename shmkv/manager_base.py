@@ -5,13 +5,15 @@ from collections import deque
 from typing import Any
 
 from shmkv._view import TensorView
-from shmkv.caches import OwnCache, Usable
+from shmkv.caches import Usable
 from shmkv.checks import Uncopyable
 from shmkv.cluster import Cluster
 from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
-from shmkv.kv_cache import KvCache, make_view
+from shmkv.kv_cache import KvCache, make_view, row_shape, view_of
 from shmkv.link import Links
 from shmkv.link_watch import LinkWatch
+from shmkv.own_cache import OwnCache
+from shmkv.registered import RegisteredCache
 from shmkv.types import LLMRole
 
 
@@ -53,8 +55,23 @@ class ManagerBase(Uncopyable):
         return self._cluster.caches.dropped if isinstance(own, OwnCache) else self._cluster.caches.registered.dropped
 
     def _views(self, cache: KvCache) -> tuple[TensorView, ...]:
-        if not self.is_initialized() or not isinstance(cache._own, OwnCache):
+        if not self.is_initialized():
             return ()
+        if isinstance(cache._own, RegisteredCache):
+            return _views_of_mapping(cache._own)
         with self._cluster.lock:        # so that memory is not recycled between a look at its exports and the first view
             own = self._own(cache)
             return tuple(make_view(own.segment.region, offset, own.desc, place) for place, offset in enumerate(own.offsets))
+
+
+def _views_of_mapping(own: RegisteredCache) -> tuple[TensorView, ...]:
+    """Views of a fork; memory of the caller has none, who has it already."""
+    region, desc, tensors = own.region, own.desc, own.layout.tensors
+    if region is None:
+        return ()
+    views = []
+    for place, (offset, _, outer, *_) in enumerate(tensors.describe()):
+        shape = tuple(desc.tensor_shape(place)) if outer == 1 else row_shape(desc, place, outer)
+        pitch = tensors.piece_pitches()[place] if outer > 1 else 0
+        views.append(view_of(region, offset, shape, desc.tensor_data_type(place), pitch=pitch))
+    return tuple(views)

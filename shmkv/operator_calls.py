@@ -24,7 +24,8 @@ class OperatorCalls(ManagerBase):
 
         `caches` and `cache_bytes`: caches with memory, deallocated ones that a key or a reader keeps among them; `recycle_bytes`:
         freed memory that is kept for the next caches; `keys`: rows with a living key; `keys_expired_by_ttl`,
-        `keys_expired_by_call`: keys that went by their `key_ttl_ms` and by `expire`.
+        `keys_expired_by_call`: keys that went by their `key_ttl_ms` and by `expire`; `prefix_hits`: pulls and views of rows with a
+        prefix key; `prefix_evictions`: caches that went because of `set_prefix_capacity`.
         """
         self._cluster.check_usable()
         with self._cluster.lock:

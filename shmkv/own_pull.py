@@ -4,9 +4,10 @@ from __future__ import annotations
 from shmkv import _lookup, _plan, _pull
 from shmkv._blocks import BlockLists
 from shmkv._local import LocalCache
-from shmkv.caches import OwnCache, OwnCaches
+from shmkv.caches import OwnCaches
 from shmkv.cluster import Cluster
 from shmkv.keys import BlocksCacheKey, CacheKey
+from shmkv.own_cache import OwnCache
 from shmkv.pull_failure import PullKey, Select, SourceKey
 
 
@@ -23,20 +24,20 @@ def pull_own(cluster: Cluster, key: SourceKey, dst: LocalCache, select: Select, 
 
 def _pull_row(cluster: Cluster, key: PullKey, dst: LocalCache, select: Select, consumes: bool, lists: BlockLists | None) -> int:
     with cluster.lock:
-        found = _find(cluster.caches, key)
+        found = find_own(cluster.caches, key)
         if isinstance(found, int):
             return found
         source, row, generation = found
         if _is_refused(source, dst, select):
             return int(_plan.FORMAT)
-        if not cluster.caches.is_published(source, row, select[5], select[6]):
+        if not cluster.caches.sources.is_published(source, row, select[5], select[6]):
             return int(_lookup.UNPUBLISHED)
         source.local.count_in()
     try:
         status = _copy(cluster, source, dst, (*select[:3], row, *select[4:]), lists)
         if status == 0:
             with cluster.lock:
-                status = cluster.caches.finish_own(source, row, generation, consumes, select[5], select[6])
+                status = cluster.caches.sources.finish(source, row, generation, consumes, select[5], select[6])
     finally:
         source.local.leave()
     return status
@@ -46,22 +47,22 @@ def _pull_blocks(cluster: Cluster, key: BlocksCacheKey, dst: LocalCache, select:
     """As a reader over a link does: each block published, and still the same after the copy."""
     blocks = lists.src
     with cluster.lock:
-        source = cluster.caches.source_by_blocks_key(key.model_id)
+        source = cluster.caches.sources.by_blocks_key(key.model_id)
         if source is None:
             return int(_lookup.NEVER)
         if _is_refused(source, dst, select):
             return int(_plan.FORMAT)
         if max(blocks) >= source.desc.batch_size:
             return int(_plan.SRC_BLOCK)
-        if not all(cluster.caches.is_published(source, block, select[5], select[6]) for block in blocks):
+        if not all(cluster.caches.sources.is_published(source, block, select[5], select[6]) for block in blocks):
             return int(_lookup.UNPUBLISHED)
-        words = cluster.caches.row_words(source, blocks)
+        words = cluster.caches.sources.row_words(source, blocks)
         source.local.count_in()
     try:
         status = _copy(cluster, source, dst, select, lists)
         if status == 0:
             with cluster.lock:
-                status = 0 if cluster.caches.are_same_rows(source, blocks, words) else int(_lookup.REMOVED)
+                status = 0 if cluster.caches.sources.are_same_rows(source, blocks, words) else int(_lookup.REMOVED)
     finally:
         source.local.leave()
     return status
@@ -77,7 +78,8 @@ def _copy(cluster: Cluster, source: OwnCache, dst: LocalCache, select: Select, l
     return int(_pull.copy(source.local, dst, select, cluster.settings.sync_kv_timeout_ms, lists=lists))
 
 
-def _find(caches: OwnCaches, key: PullKey) -> tuple[OwnCache, int, int] | int:
+def find_own(caches: OwnCaches, key: PullKey) -> tuple[OwnCache, int, int] | int:
+    """(cache, row, generation of its binding) that a key names, or why there is none. Under the owner's lock."""
     if isinstance(key, CacheKey):
-        return caches.source_by_key(key.words)
-    return caches.source_by_id(key.cache_id, key.batch_index)
+        return caches.sources.by_key(key.words)
+    return caches.sources.by_id(key.cache_id, key.batch_index)

@@ -124,6 +124,13 @@ def check_ranges(kv_cache: KvCache, src: range | None, dst: range | None, per_la
     return (*_tensors(src, per_layer), *_tensors(dst, per_layer), divisor)
 
 
+def check_source_range(layers: range | None, per_layer: int) -> tuple[int, int, int]:
+    """A layer range of a source alone: (first tensor, how many or -1, what must divide the source's number of tensors or 0)."""
+    check_positive("tensor_num_per_layer", check_uint32("tensor_num_per_layer", per_layer))
+    check_optional_layer_range("src_layer_range", layers, below=RANGE_LIMIT)
+    return (*_tensors(layers, per_layer), per_layer if per_layer != 2 and layers is not None else 0)
+
+
 def _tensors(layers: range | None, per_layer: int) -> tuple[int, int]:
     """(first tensor, how many) of a layer range; numbers beyond 32 bits are as good as any that no cache has."""
     if layers is None:

@@ -9,7 +9,7 @@ import errno
 import os
 from collections.abc import Sequence
 
-from shmkv import _attached, _inspect, _link, _lookup, _plan, _pull
+from shmkv import _attached, _inspect, _lease, _lend, _link, _lookup, _plan, _pull
 from shmkv.checks import shown
 from shmkv.cluster import Cluster
 from shmkv.errors import LLMException, LLMStatusCode, error_for_status
@@ -22,11 +22,13 @@ PullKey = CacheKey | CacheKeyByIdAndIndex
 SourceKey = PullKey | BlocksCacheKey
 
 
-def pull_failure(status: int, cluster: Cluster, links: Links, key: SourceKey, desc: CacheDesc, select: Select) -> LLMException:
-    """The exception (not raised) for a pull that was answered `status`; `desc` describes the destination."""
+def pull_failure(status: int, cluster: Cluster, links: Links, key: SourceKey, desc: CacheDesc | None,
+                 select: Select) -> LLMException:
+    """The exception (not raised) for a pull that was answered `status`; `desc` describes the destination, None: nothing is copied,
+    the row is lent."""
     code = _code(status, cluster)
     sentence = _sentence(status, cluster, links, key, desc, select)
-    return error_for_status(code, f"pull of {key!r}: {sentence} ({code.name})")
+    return error_for_status(code, f"{'pull' if desc else 'view'} of {key!r}: {sentence} ({code.name})")
 
 
 def _code(status: int, cluster: Cluster) -> LLMStatusCode:
@@ -38,6 +40,8 @@ def _code(status: int, cluster: Cluster) -> LLMStatusCode:
         _link.PEER_GONE: settings.timeout_status,
         _link.TIMEOUT: settings.timeout_status,
         _pull.DST_GONE: LLMStatusCode.LLM_KV_CACHE_NOT_EXIST,
+        _lease.NONE_FREE: LLMStatusCode.LLM_LINK_BUSY,
+        _lend.UNMAPPED: LLMStatusCode.LLM_FEATURE_NOT_ENABLED,
         -errno.ENOENT: LLMStatusCode.LLM_KV_CACHE_NOT_EXIST,
         -errno.ENOMEM: settings.out_of_memory_status,
     }
@@ -48,9 +52,11 @@ def _code(status: int, cluster: Cluster) -> LLMStatusCode:
     return fixed.get(status, LLMStatusCode.LLM_FAILED)
 
 
-def _sentence(status: int, cluster: Cluster, links: Links, key: SourceKey, desc: CacheDesc, select: Select) -> str:
+def _sentence(status: int, cluster: Cluster, links: Links, key: SourceKey, desc: CacheDesc | None, select: Select) -> str:
     peer = f"cluster {key.cluster_id}"
-    if status in _plan.ARGUMENT_FAULTS:
+    if status in _plan.ARGUMENT_FAULTS and desc is None:
+        return f"{_asked(select)} is not all there{_source(links, key)}"
+    if status in _plan.ARGUMENT_FAULTS and desc is not None:
         return _argument_fault(status, links, key, desc, select)
     if status in _lookup.MISSES:
         return _miss(status, peer)
@@ -60,6 +66,9 @@ def _sentence(status: int, cluster: Cluster, links: Links, key: SourceKey, desc:
         _link.BUSY: f"the link to {peer} is being removed, or a signal handler interrupted a pull on this thread",
         _link.PEER_GONE: f"{peer} died, finalized or was restarted: unlink and link again",
         _link.TIMEOUT: f"not done within sync_kv_timeout of {cluster.settings.sync_kv_timeout_ms} ms{_holder(links, key)}",
+        _lease.NONE_FREE: f"all {cluster.settings.max_leases} leases of the link to {peer} are taken by views, forks and waiting "
+                          f"pulls: close some, or set SHMKV_MAX_LEASES (at most {_lease.MOST})",
+        _lend.UNMAPPED: "segments are read by system calls here (SHMKV_COPY=pread), so that there is no memory to look at",
         _link.FORKED: "the link belongs to the parent process",
         _lookup.DAMAGED: f"the directory of {peer} holds numbers that no cluster writes",
         _plan.DAMAGED: f"the tensors recorded by {peer} do not lie inside their segment",
@@ -67,6 +76,10 @@ def _sentence(status: int, cluster: Cluster, links: Links, key: SourceKey, desc:
         -errno.ENOMEM: "cannot map the segment: out of memory, or vm.max_map_count mappings are in use",
     }
     return known.get(status) or f"cannot map the segment of {peer}: {_attached.describe(status)}{_segment_layout(links, key)}"
+
+
+def _asked(select: Select) -> str:
+    return f"size {select[0]} at src_cache_offset {select[1]} of tensors {_shown(select[5:7])}"
 
 
 def _argument_fault(status: int, links: Links, key: SourceKey, desc: CacheDesc, select: Select) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shmkv._local import LocalCache
+from shmkv._mapping import Region
 from shmkv._plan import ShapeList
 from shmkv.cache_layout import CacheLayout, layout
 from shmkv.types import CacheDesc
@@ -33,14 +34,19 @@ class RegisteredCache:
     id_alive: bool = True
 
     @classmethod
-    def over(cls, held: HeldMemory, cache_id: int, layout: CacheLayout, is_blocks: bool) -> RegisteredCache:
-        """A cache in held memory, which goes with the last reference to `local`."""
+    def over(cls, held: HeldMemory | Region, cache_id: int, layout: CacheLayout, is_blocks: bool) -> RegisteredCache:
+        """A cache in memory of the caller, or in a mapping of this process, which goes with the last reference to `local`."""
         return cls(cache_id, layout, LocalCache(held, layout.tensors, layout.format), is_blocks)
 
     @property
     def desc(self) -> CacheDesc:
         """What was registered."""
         return self.layout.desc
+
+    @property
+    def region(self) -> Region | None:
+        """The mapping, if it is in one."""
+        return self.local.memory if isinstance(self.local.memory, Region) else None
 
     @property
     def offsets(self) -> tuple[int, ...]:

@@ -23,7 +23,8 @@ def _all(reason: str, *sites: str) -> dict[str, str]:
 #: No scenario: the order means nothing, or the access is not shared.
 EXEMPT: dict[str, str] = {
     **_all("relaxed already: a number of this side for statistics, or of this process",
-           "_core:pull_now:add64_relaxed#1", "_local:__cinit__:add64_relaxed#1", "_members:count_join:add32_relaxed#1"),
+           "_core:pull_now:add64_relaxed#1", "_core:finish:add32_relaxed#1",
+           "_directory:note_use:add32_relaxed#1", "_local:__cinit__:add64_relaxed#1", "_members:count_join:add32_relaxed#1"),
     **_all("a directory that nobody can read yet: its header is published last",
            "_directory:__init__:store32_release#1", "_index:__init__:exchange64_seq#1"),
     **_all("relaxed already: the dead puller's marks were there before its life byte was free, and the linker looked at that first",
@@ -48,7 +49,8 @@ EXEMPT: dict[str, str] = {
            "_link_handle:__cinit__:load64_acquire#1"),
     **_all("the owner reads what it alone writes, or where only its own lock matters", "_cache_records:insert:load32_acquire#1",
            "_directory:row_generation:load64_seq#1", "_directory:row_words:load64_seq#1",
-           "_directory:are_same_rows:load64_seq#1", "_directory:row_key:load64_seq#1", "_directory:progress:load32_acquire#1",
+           "_directory:are_same_rows:load64_seq#1", "_lookup:is_published:load32_acquire#1",
+           "_directory:row_key:load64_seq#1", "_directory:progress:load32_acquire#1",
            "_local:count_in:add32_seq#1"),
     **_all("a count of this process; who has one more holds one already, and the last one unmaps and loads nothing",
            "_attached:mapped_hold:add32_seq#1", "_attached:mapped_give:add32_seq#1"),

@@ -43,7 +43,7 @@ def allocate(caches: OwnCaches, *words: tuple[int, int, int, int], desc: CacheDe
 
 def pull(caches: OwnCaches, cache: OwnCache, row: int, first: int = 0, count: int = -1) -> None:
     """What a pull out of our own cache does after its copy."""
-    assert caches.finish_own(cache, row, caches._directory.row_generation(cache.slot, row), True, first, count) == 0
+    assert caches.sources.finish(cache, row, caches._directory.row_generation(cache.slot, row), True, first, count) == 0
     caches.collect()
 
 
@@ -112,11 +112,11 @@ def test_keys_keep_a_deallocated_cache(caches: OwnCaches) -> None:
     cache = allocate(caches, request(1), request(2))
     caches.deallocate(cache)
     for row, number in enumerate((1, 2)):
-        found = caches.source_by_key(request(number))
+        found = caches.sources.by_key(request(number))
         assert isinstance(found, tuple)
         assert found[:2] == (cache, row)
     pull(caches, cache, 0)
-    assert caches.source_by_key(request(1)) == CONSUMED
+    assert caches.sources.by_key(request(1)) == CONSUMED
     assert allocate(caches).segment is not cache.segment
     pull(caches, cache, 1)
     assert allocate(caches).segment is cache.segment
@@ -126,10 +126,10 @@ def test_id_keeps_a_cache_without_keys(caches: OwnCaches) -> None:
     cache = allocate(caches, request(1))
     caches.remove_key(request(1))
     caches.remove_key(request(1))
-    assert caches.source_by_key(request(1)) == REMOVED
+    assert caches.sources.by_key(request(1)) == REMOVED
     assert caches.get(cache) is cache
-    assert caches.source_by_id(cache.cache_id, 2) == (cache, 2, caches._directory.row_generation(cache.slot, 2))
-    assert caches.source_by_id(cache.cache_id, 3) == caches.source_by_id(99, 0) == NEVER
+    assert caches.sources.by_id(cache.cache_id, 2) == (cache, 2, caches._directory.row_generation(cache.slot, 2))
+    assert caches.sources.by_id(cache.cache_id, 3) == caches.sources.by_id(99, 0) == NEVER
 
 
 def test_removing_the_last_key_frees_a_deallocated_cache(caches: OwnCaches) -> None:
@@ -190,7 +190,7 @@ def test_failed_binding_leaves_nothing(caches: OwnCaches) -> None:
     first = allocate(caches, request(1))
     with pytest.raises(LLMParamError, match=r"key \(req_id 1, model_id 0\) is bound to row 0 of cache 1 already"):
         allocate(caches, request(2), request(1))
-    assert caches.source_by_key(request(2)) == NEVER
+    assert caches.sources.by_key(request(2)) == NEVER
     assert [each.cache_id for each in caches] == [first.cache_id]
 
 
@@ -198,7 +198,7 @@ def test_key_may_be_bound_again_when_it_has_ended(caches: OwnCaches) -> None:
     for _ in range(3):
         cache = allocate(caches, request(1))
         pull(caches, cache, 0)
-        assert caches.source_by_key(request(1)) == CONSUMED
+        assert caches.sources.by_key(request(1)) == CONSUMED
         caches.deallocate(cache)
     assert list(caches) == []
 
@@ -210,31 +210,31 @@ def test_keys_at_run_time(caches: OwnCaches) -> None:
     with pytest.raises(LLMParamError, match="prefix_id 4"):
         caches.bind(cache, {1: prefix(4)}, publish=True)
     caches.unbind(cache, [0, 1])
-    assert caches.source_by_key(request(1)) == REMOVED
+    assert caches.sources.by_key(request(1)) == REMOVED
     caches.deallocate(cache)
-    assert isinstance(caches.source_by_key(prefix(4)), tuple)
+    assert isinstance(caches.sources.by_key(prefix(4)), tuple)
 
 
 def test_binding_unpublished_takes_the_bytes_back(caches: OwnCaches) -> None:
     cache = allocate(caches)
-    assert caches.is_published(cache, 1, 0, -1)
+    assert caches.sources.is_published(cache, 1, 0, -1)
     caches.bind(cache, {1: request(1)}, publish=False)
-    assert not caches.is_published(cache, 1, 0, 1)
-    assert caches.is_published(cache, 0, 0, -1)
+    assert not caches.sources.is_published(cache, 1, 0, 1)
+    assert caches.sources.is_published(cache, 0, 0, -1)
     caches.publish(cache, [1], 1)
-    assert caches.is_published(cache, 1, 0, 1)
-    assert not caches.is_published(cache, 1, 0, -1)
-    assert not caches.is_published(cache, 1, 1, 1)
+    assert caches.sources.is_published(cache, 1, 0, 1)
+    assert not caches.sources.is_published(cache, 1, 0, -1)
+    assert not caches.sources.is_published(cache, 1, 1, 1)
     caches.publish(cache, [1], 2)
-    assert caches.is_published(cache, 1, 0, -1)
+    assert caches.sources.is_published(cache, 1, 0, -1)
 
 
 def test_parts_of_a_key_are_counted(caches: OwnCaches) -> None:
     cache = allocate(caches, request(1))
     pull(caches, cache, 0, 1, 1)
-    assert isinstance(caches.source_by_key(request(1)), tuple)
+    assert isinstance(caches.sources.by_key(request(1)), tuple)
     pull(caches, cache, 0, 0, 1)
-    assert caches.source_by_key(request(1)) == CONSUMED
+    assert caches.sources.by_key(request(1)) == CONSUMED
 
 
 def test_dropped_ids_are_freed_by_the_next_call(caches: OwnCaches) -> None:
@@ -307,7 +307,7 @@ def test_directory_that_cannot_grow_gives_the_segment_back(cluster: Cluster, cac
     assert list(caches) == []
     assert len(namespace.segments()) <= 1
     made = allocate(caches, request(1), desc=many)
-    assert caches.source_by_key(request(1)) == (made, 0, caches._directory.row_generation(made.slot, 0))
+    assert caches.sources.by_key(request(1)) == (made, 0, caches._directory.row_generation(made.slot, 0))
 
 
 def test_close_unlinks_everything(namespace: Namespace) -> None:

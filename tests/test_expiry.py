@@ -60,7 +60,7 @@ def test_key_that_nobody_fetched_goes_with_its_memory(manager: Any, namespace: N
     manager.deallocate_cache(cache)
     found = stats_when(manager, lambda stats: stats["keys"] == 0)
     assert found == {"caches": 0, "cache_bytes": 0, "recycle_bytes": 0, "keys": 0, "keys_expired_by_ttl": 2,
-                     "keys_expired_by_call": 0}
+                     "keys_expired_by_call": 0, "prefix_hits": 0, "prefix_evictions": 0}
     assert namespace.segments() == set()
 
 
@@ -118,7 +118,7 @@ def test_key_that_was_fetched_in_time_is_not_counted(here: Callable[..., Any]) -
     manager = dist.kv_cache_manager
     cache = manager.allocate_cache(DESC, keys(1, 2), key_ttl_ms=30)
     caches, own = manager._cluster.caches, cache._own
-    assert caches.finish_own(own, 0, caches._directory.row_generation(own.slot, 0), True, 0, -1) == 0
+    assert caches.sources.finish(own, 0, caches._directory.row_generation(own.slot, 0), True, 0, -1) == 0
     assert stats_when(manager, lambda stats: stats["keys_expired_by_ttl"] > 0)["keys_expired_by_ttl"] == 1
     assert not lives(manager, CacheKey(1, 1))
 
@@ -157,7 +157,7 @@ def test_expire_of_all_and_of_nothing(manager: Any) -> None:
     manager.allocate_cache(DESC, [*keys(1, 2), prefix(3)], key_ttl_ms=LONG_MS)
     assert [manager.expire(0), manager.expire(0)] == [3, 0]
     assert manager.stats() == {"caches": 0, "cache_bytes": 0, "recycle_bytes": 0, "keys": 0, "keys_expired_by_ttl": 0,
-                               "keys_expired_by_call": 3}
+                               "keys_expired_by_call": 3, "prefix_hits": 0, "prefix_evictions": 0}
     with pytest.raises(LLMParamError):
         manager.expire(-1)
     with pytest.raises(TypeError):

@@ -14,7 +14,7 @@ PXD = Path(_layout.__file__).parent / "_layout.pxd"
 if not PXD.exists():
     PXD = Path(__file__).resolve().parent.parent / "shmkv" / "_layout.pxd"
 
-FINGERPRINTS = {1: 0x48194055, 2: 0x90e890dd}
+FINGERPRINTS = {1: 0x48194055, 2: 0x00745a78}
 LINE = 128
 PAGE = 4096
 
@@ -26,7 +26,7 @@ APART = {
     "DirectoryHeader": [{"index_word"}, {"key_event"}, {"key_waiters"}, {"segments_unlinked", "ended_count"}, {"reaped_count"},
                         {"links_reserved", "caches_reserved", "tensors_reserved", "rows_reserved", "coverage_reserved"},
                         {"cluster_id", "role", "state"}],
-    "RowRecord": [{"key", "key_kind", "cache_slot", "batch_index", "progress"}, {"word", "last_use_ns", "progress_waiters"}],
+    "RowRecord": [{"key", "key_kind", "cache_slot", "batch_index", "progress"}, {"word", "last_use_ns", "progress_waiters", "hits"}],
     "LinkRecord": [{"state"}, {"word"}, {"sides"}],
     "LinkSide": [{"open", "slot", "incarnation", "cluster_id"}, {"hazard"}, {"counters"}, {"leases"}],
 }

@@ -110,7 +110,7 @@ class Life:
             desc = shmkv.CacheDesc(1, [rows, 8], shmkv.DataType.DT_INT8)
             keys = [shmkv.CacheKey(OWN_ID, begin + row, 0) for row in range(rows)]
             self.caches[f"many-{begin}"] = self.dist.kv_cache_manager.allocate_cache(desc, keys)
-        found = [self.dist._cluster.caches.source_by_key(shmkv.CacheKey(OWN_ID, begin + row, 0).words)[1]
+        found = [self.dist._cluster.caches.sources.by_key(shmkv.CacheKey(OWN_ID, begin + row, 0).words)[1]
                  for begin, rows in MANY for row in range(rows)]
         if found != [row for _, rows in MANY for row in range(rows)]:
             self.faults.append("the index lost keys while it grew")

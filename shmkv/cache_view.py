@@ -1,0 +1,115 @@
+"""CacheView: read-only arrays on the memory of the cluster that filled it, without a copy."""
+from __future__ import annotations
+
+from types import TracebackType
+
+from shmkv._view import TensorView
+from shmkv.checks import Uncopyable
+from shmkv.data_type import DataType
+from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
+from shmkv.kv_cache import row_shape, view_of
+from shmkv.lending import Lender, LentTensor
+from shmkv.types import CacheDesc
+
+
+class CacheView(Uncopyable):
+    """A row that is lent; made by `KvCacheManager.view_cache`. Close it (or leave its ``with`` block) as soon as it was read: its
+    memory is kept until then.
+
+    `tensors` has one read-only TensorView a selected tensor, made when they are first asked for: ``numpy()``, the buffer protocol,
+    and DLPack with ``copy=True``. An array that outlives the view stays readable, but its bytes may become another cache's.
+    """
+
+    def __init__(self, loan: Lender, window: tuple[int, int], desc: CacheDesc | None, first_tensor: int) -> None:
+        self._loan = loan
+        self._window = window           # offset, size (-1: the rest of the row)
+        self._shapes = _Shapes(desc, first_tensor)
+        self._tensors: tuple[TensorView, ...] = ()
+        self._lent = [LentTensor(*numbers) for numbers in loan.tensors]
+        for place, tensor in enumerate(self._lent):
+            self._shapes.of(place, tensor, window)      # what does not fit is said now, not at the first look
+
+    @property
+    def is_open(self) -> bool:
+        """Is the memory still kept?"""
+        return self._loan.is_open
+
+    @property
+    def num_tensors(self) -> int:
+        """Number of selected tensors."""
+        return len(self._lent)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that can be looked at, of all tensors together."""
+        return sum(_window_of(tensor, self._window)[1] for tensor in self._lent)
+
+    @property
+    def tensors(self) -> tuple[TensorView, ...]:
+        """The arrays. LLMException LLM_KV_CACHE_NOT_EXIST once the view is closed."""
+        if not self._loan.is_open:
+            raise LLMException("the view is closed", status_code=LLMStatusCode.LLM_KV_CACHE_NOT_EXIST)
+        if not self._tensors:
+            self._tensors = tuple(self._view(place, tensor) for place, tensor in enumerate(self._lent))
+        return self._tensors
+
+    def _view(self, place: int, tensor: LentTensor) -> TensorView:
+        shape, kind = self._shapes.of(place, tensor, self._window)
+        offset = tensor.offset + self._loan.row * tensor.inner + (self._window[0] if tensor.outer == 1 else 0)
+        pitch = tensor.rows * tensor.inner if tensor.outer > 1 else 0
+        return view_of(self._loan.region, offset, shape, kind, readonly=True, pitch=pitch)
+
+    def close(self) -> None:
+        """Let the owner have its memory back. Twice is no error."""
+        self._tensors = ()
+        self._loan.close()
+
+    def __enter__(self) -> CacheView:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self._lent)
+
+    def __repr__(self) -> str:
+        return f"CacheView({self.num_tensors} tensors, {self.nbytes} bytes, {'open' if self.is_open else 'closed'})"
+
+
+def _window_of(tensor: LentTensor, window: tuple[int, int]) -> tuple[int, int]:
+    """(offset, bytes) within the row."""
+    offset, size = window
+    return offset, tensor.row_nbytes - offset if size < 0 else size
+
+
+class _Shapes:
+    """Shape and element type of each view: of the caller's description, or one axis of the recorded type."""
+
+    def __init__(self, desc: CacheDesc | None, first_tensor: int) -> None:
+        self._desc = desc
+        self._first = first_tensor
+
+    def of(self, place: int, tensor: LentTensor, window: tuple[int, int]) -> tuple[tuple[int, ...], DataType]:
+        """LLMParamError for what has no such shape."""
+        offset, nbytes = _window_of(tensor, window)
+        if tensor.outer > 1 and nbytes != tensor.row_nbytes:
+            raise LLMParamError(f"tensor {self._first + place} has rows in {tensor.outer} pieces: only whole rows can be viewed")
+        if self._desc is not None:
+            return self._described(self._desc, self._first + place, tensor, nbytes)
+        kind = DataType(tensor.dtype)
+        if offset % kind.nbytes or nbytes % kind.nbytes:
+            raise LLMParamError(f"{nbytes} bytes at {offset} are no whole elements of {kind}: give a cache_desc")
+        if tensor.outer > 1:
+            return (tensor.outer, tensor.inner // kind.nbytes), kind
+        return (nbytes // kind.nbytes,), kind
+
+    @staticmethod
+    def _described(desc: CacheDesc, number: int, tensor: LentTensor, nbytes: int) -> tuple[tuple[int, ...], DataType]:
+        if number >= desc.num_tensors:
+            raise LLMParamError(f"argument 'cache_desc' has {desc.num_tensors} tensors, tensor {number} is viewed")
+        geometry = desc.tensor_row_geometry(number)
+        if geometry.row_nbytes != nbytes or (tensor.outer > 1 and geometry.outer != tensor.outer):
+            raise LLMParamError(f"argument 'cache_desc' has rows of {geometry.row_nbytes} bytes for tensor {number}, viewed are "
+                                f"{nbytes} bytes of rows of {tensor.outer} x {tensor.inner}")
+        return row_shape(desc, number, tensor.outer), desc.tensor_data_type(number)

@@ -1,0 +1,142 @@
+"""Rows that are read where they are: out of a peer's cache by a lease, out of an own one by a count. Numbers of the core become
+exceptions here, as in `transfer.py`.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol, cast
+
+from shmkv import _link, _lookup, _plan, _pull
+from shmkv._lend import ForkedRegion, fork_segment
+from shmkv._mapping import Region
+from shmkv.cluster import Cluster
+from shmkv.errors import LLMException, LLMStatusCode
+from shmkv.keys import CacheKey
+from shmkv.link import Links
+from shmkv.own_cache import OwnCache
+from shmkv.own_pull import find_own
+from shmkv.pull_failure import PullKey, Select, pull_failure
+from shmkv.segment import SHM_DIR
+
+
+class LentTensor(NamedTuple):
+    """One tensor in `region`: row b is `outer` pieces of `inner` bytes, piece p at ``offset + (p * rows + b) * inner``."""
+
+    offset: int
+    nbytes: int
+    outer: int
+    rows: int
+    inner: int
+    dtype: int
+
+    @property
+    def row_nbytes(self) -> int:
+        return self.outer * self.inner
+
+
+class Lender(Protocol):
+    """What a row was lent by; the memory is the row's until `close`, or until this object goes."""
+
+    @property
+    def region(self) -> Region: ...
+    @property
+    def tensors(self) -> list[tuple[int, int, int, int, int, int]]: ...
+    @property
+    def row(self) -> int: ...
+    @property
+    def is_open(self) -> bool: ...
+    def close(self) -> None: ...
+
+
+class OwnLoan:
+    """A row of an own cache: counted in, so that it is not freed."""
+
+    def __init__(self, cache: OwnCache, row: int, first: int, count: int) -> None:
+        self.region = cache.segment.region
+        self.row = row
+        tensors = cache.layout.tensors.describe()
+        self.tensors = tensors[first:first + count if count >= 0 else None]
+        self.path = f"{SHM_DIR}/{cache.segment.name}"
+        self._local = cache.local
+        self.is_open = True
+
+    def close(self) -> None:
+        """Give it back; twice is no error."""
+        if self.is_open:
+            self.is_open = False
+            self._local.leave()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def lend(cluster: Cluster, links: Links, key: PullKey, select: Select, consumes: bool) -> Lender:
+    """Lend the row that a key names. Of `select`, which is that of `transfer.pull`, only the source's part counts. Raises as a pull
+    does, and LLM_LINK_BUSY when this process has as many leases of the link as it may have."""
+    handle = links.handle(key.cluster_id)
+    loan: Lender | None = None
+    if handle is not None:
+        settings = cluster.settings
+        status, loan = _pull.lend(handle, key.packed, select, consumes, settings.sync_kv_timeout_ms, settings.max_leases)
+    elif key.cluster_id == cluster.cluster_id:
+        status, loan = _lend_own(cluster, key, select, consumes)
+    else:
+        status = _link.ENDED
+    if status == _link.ENDED:
+        cluster.check_usable()
+    if status:
+        raise pull_failure(status, cluster, links, key, None, select)
+    return cast(Lender, loan)
+
+
+def _lend_own(cluster: Cluster, key: PullKey, select: Select, consumes: bool) -> tuple[int, OwnLoan | None]:
+    first, count = select[5:7]
+    with cluster.lock:
+        found = find_own(cluster.caches, key)
+        if isinstance(found, int):
+            return found, None
+        source, row, generation = found
+        if not cluster.caches.sources.is_published(source, row, first, count):
+            return int(_lookup.UNPUBLISHED), None
+        status = _fault(source, select)
+        if status == 0:
+            source.local.count_in()
+            loan = OwnLoan(source, row, first, count)
+            status = cluster.caches.sources.finish(source, row, generation, consumes, first, count)
+    return (0, loan) if status == 0 else (status, None)
+
+
+def _fault(source: OwnCache, select: Select) -> int:
+    """Why the selection is not one of an own cache, as the core says it of a peer's."""
+    size, offset, (first, count), tensors = select[0], select[1], select[5:7], source.desc.num_tensors
+    if select[9] and tensors % select[9]:
+        return int(_plan.DIVISOR)
+    wanted = tensors if count < 0 else count
+    if wanted == 0 or first + wanted > tensors:
+        return int(_plan.SRC_RANGE)
+    for row_nbytes in source.layout.row_nbytes[first:first + wanted]:
+        if offset >= row_nbytes or size > row_nbytes - offset:
+            return int(_plan.SRC_WINDOW)
+    return 0
+
+
+def fork(links: Links, key: PullKey, loan: Lender) -> ForkedRegion:
+    """The segment of a loan, mapped privately; the loan lasts as long as what is returned."""
+    handle = links.handle(key.cluster_id)
+    path = loan.path if isinstance(loan, OwnLoan) else None if handle is None else handle.segment_path(getattr(loan, "serial", 0))
+    if path is None:
+        raise LLMException(f"fork of {key!r}: the link was removed meanwhile", status_code=LLMStatusCode.LLM_NOT_YET_LINK)
+    try:
+        return fork_segment(loan, path, loan.region.nbytes)
+    except OSError as error:
+        raise LLMException(f"fork of {key!r}: {error}", status_code=LLMStatusCode.LLM_KV_CACHE_NOT_EXIST) from error
+
+
+def contains(cluster: Cluster, links: Links, key: CacheKey) -> bool:
+    """Would a pull find this key now? Takes no lock."""
+    handle = links.handle(key.cluster_id)
+    if handle is None and key.cluster_id == cluster.cluster_id:
+        with cluster.lock:
+            found = cluster.caches.sources.by_key(key.words)
+            return not isinstance(found, int) and cluster.caches.sources.is_published(found[0], found[1], 0, -1)
+    links.check(key.cluster_id)
+    return handle is not None and bool(_lookup.is_published(handle.directory, key.words))
