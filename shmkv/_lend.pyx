@@ -186,13 +186,30 @@ cdef class Loan:
         return self.lent.generation
 
     @property
+    def are_alike(self):
+        """Do all of the selected tensors have rows of one form, of one element type?"""
+        cdef uint32_t i
+        for i in range(1, self.lent.count if self.lent.tensors != NULL else 0):
+            if not is_alike(&self.lent.tensors[0], &self.lent.tensors[i]):
+                return False
+        return True
+
+    @property
+    def count(self):
+        """Number of selected tensors."""
+        return self.lent.count
+
+    @property
     def tensors(self):
         """The selected tensors."""
-        found = []
-        for i in range(self.lent.count if self.lent.tensors != NULL else 0):
-            t = self.lent.tensors[i]
-            found.append((t.offset, t.nbytes, t.outer, t.rows, t.inner, t.dtype))
-        return found
+        cdef uint32_t i
+        return [numbers_of(&self.lent.tensors[i]) for i in range(self.lent.count if self.lent.tensors != NULL else 0)]
+
+    def first(self):
+        """The first of them."""
+        if self.lent.tensors == NULL:
+            raise IndexError("nothing is lent any more")
+        return numbers_of(&self.lent.tensors[0])
 
 
 cdef class ForkedRegion(Region):
@@ -218,6 +235,14 @@ def fork_segment(loan, str path, uint64_t nbytes):
         raise OSError(-status, f"cannot map {nbytes} bytes: {os.strerror(-status)}")
     region.nbytes, region.writable, region.loan = nbytes, True, loan
     return region
+
+
+cdef inline tuple numbers_of(const TensorRecord* t):
+    return t.offset, t.nbytes, t.outer, t.rows, t.inner, t.dtype
+
+
+cdef inline bint is_alike(const TensorRecord* one, const TensorRecord* other) noexcept nogil:
+    return one.outer == other.outer and one.rows == other.rows and one.inner == other.inner and one.dtype == other.dtype
 
 
 cdef Loan loan_of(LinkHandle handle, Lent* lent):

@@ -25,9 +25,19 @@ class CacheView(Uncopyable):
         self._window = window           # offset, size (-1: the rest of the row)
         self._shapes = _Shapes(desc, first_tensor)
         self._tensors: tuple[TensorView, ...] = ()
-        self._lent = [LentTensor(*numbers) for numbers in loan.tensors]
-        for place, tensor in enumerate(self._lent):
-            self._shapes.of(place, tensor, window)      # what does not fit is said now, not at the first look
+        self._lent: list[LentTensor] = []
+        # What does not fit is said now, not at the first look. Of tensors that are alike one is enough.
+        if loan.are_alike and (desc is None or desc.is_uniform):
+            self._shapes.of(0, LentTensor(*loan.first()), window)
+            self._shapes.check_count(loan.count)
+            return
+        for place, tensor in enumerate(self._all_lent()):
+            self._shapes.of(place, tensor, window)
+
+    def _all_lent(self) -> list[LentTensor]:
+        if not self._lent:
+            self._lent = [LentTensor(*numbers) for numbers in self._loan.tensors]
+        return self._lent
 
     @property
     def is_open(self) -> bool:
@@ -37,12 +47,12 @@ class CacheView(Uncopyable):
     @property
     def num_tensors(self) -> int:
         """Number of selected tensors."""
-        return len(self._lent)
+        return self._loan.count
 
     @property
     def nbytes(self) -> int:
-        """Bytes that can be looked at, of all tensors together."""
-        return sum(_window_of(tensor, self._window)[1] for tensor in self._lent)
+        """Bytes that can be looked at, of all tensors together; 0 once it is closed."""
+        return sum(_window_of(tensor, self._window)[1] for tensor in self._all_lent())
 
     @property
     def tensors(self) -> tuple[TensorView, ...]:
@@ -50,7 +60,7 @@ class CacheView(Uncopyable):
         if not self._loan.is_open:
             raise LLMException("the view is closed", status_code=LLMStatusCode.LLM_KV_CACHE_NOT_EXIST)
         if not self._tensors:
-            self._tensors = tuple(self._view(place, tensor) for place, tensor in enumerate(self._lent))
+            self._tensors = tuple(self._view(place, tensor) for place, tensor in enumerate(self._all_lent()))
         return self._tensors
 
     def _view(self, place: int, tensor: LentTensor) -> TensorView:
@@ -62,6 +72,7 @@ class CacheView(Uncopyable):
     def close(self) -> None:
         """Let the owner have its memory back. Twice is no error."""
         self._tensors = ()
+        self._lent = []
         self._loan.close()
 
     def __enter__(self) -> CacheView:
@@ -71,7 +82,7 @@ class CacheView(Uncopyable):
         self.close()
 
     def __len__(self) -> int:
-        return len(self._lent)
+        return self._loan.count
 
     def __repr__(self) -> str:
         return f"CacheView({self.num_tensors} tensors, {self.nbytes} bytes, {'open' if self.is_open else 'closed'})"
@@ -89,6 +100,12 @@ class _Shapes:
     def __init__(self, desc: CacheDesc | None, first_tensor: int) -> None:
         self._desc = desc
         self._first = first_tensor
+
+    def check_count(self, count: int) -> None:
+        """LLMParamError if there are fewer tensors in the description."""
+        if self._desc is not None and self._first + count > self._desc.num_tensors:
+            raise LLMParamError(f"argument 'cache_desc' has {self._desc.num_tensors} tensors, tensor {self._first + count - 1} is "
+                                f"viewed")
 
     def of(self, place: int, tensor: LentTensor, window: tuple[int, int]) -> tuple[tuple[int, ...], DataType]:
         """LLMParamError for what has no such shape."""

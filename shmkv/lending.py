@@ -43,6 +43,11 @@ class Lender(Protocol):
     @property
     def row(self) -> int: ...
     @property
+    def count(self) -> int: ...
+    @property
+    def are_alike(self) -> bool: ...
+    def first(self) -> tuple[int, int, int, int, int, int]: ...
+    @property
     def is_open(self) -> bool: ...
     def close(self) -> None: ...
 
@@ -55,9 +60,15 @@ class OwnLoan:
         self.row = row
         tensors = cache.layout.tensors.describe()
         self.tensors = tensors[first:first + count if count >= 0 else None]
+        self.count = len(self.tensors)
+        self.are_alike = len({numbers[2:] for numbers in self.tensors}) == 1
         self.path = f"{SHM_DIR}/{cache.segment.name}"
         self._local = cache.local
         self.is_open = True
+
+    def first(self) -> tuple[int, int, int, int, int, int]:
+        """The first of `tensors`."""
+        return self.tensors[0]
 
     def close(self) -> None:
         """Give it back; twice is no error."""

@@ -26,7 +26,8 @@ APART = {
     "DirectoryHeader": [{"index_word"}, {"key_event"}, {"key_waiters"}, {"segments_unlinked", "ended_count"}, {"reaped_count"},
                         {"links_reserved", "caches_reserved", "tensors_reserved", "rows_reserved", "coverage_reserved"},
                         {"cluster_id", "role", "state"}],
-    "RowRecord": [{"key", "key_kind", "cache_slot", "batch_index", "progress"}, {"word", "last_use_ns", "progress_waiters", "hits"}],
+    "RowRecord": [{"key", "key_kind", "cache_slot", "batch_index", "progress"},
+                  {"word", "last_use_ns", "progress_waiters", "hits"}],
     "LinkRecord": [{"state"}, {"word"}, {"sides"}],
     "LinkSide": [{"open", "slot", "incarnation", "cluster_id"}, {"hazard"}, {"counters"}, {"leases"}],
 }
