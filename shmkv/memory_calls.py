@@ -74,6 +74,8 @@ class MemoryCalls(ManagerBase):
             if own is not None and self._cluster.caches.is_current(own):
                 self._cluster.caches.deallocate(own)
             cache._close()
+        if own is not None:
+            own.release()
 
 
 def _held(desc: CacheDesc, buffers: object) -> HeldMemory:

@@ -24,18 +24,19 @@ class CallerMemory:
 
 @dataclass(eq=False)
 class RegisteredCache:
-    """One registered cache. `local` refers to what keeps the memory."""
+    """One registered cache. `local` refers to what keeps the memory, and so may a pull that was prepared."""
 
     cache_id: int
     layout: CacheLayout             # its offsets count from the memory's first byte
     local: LocalCache
     is_blocks: bool
+    held: HeldMemory
     id_alive: bool = True
 
     @classmethod
     def over(cls, held: HeldMemory, cache_id: int, layout: CacheLayout, is_blocks: bool) -> RegisteredCache:
         """A cache in held memory, which goes with the last reference to `local`."""
-        return cls(cache_id, layout, LocalCache(held, layout.tensors), is_blocks)
+        return cls(cache_id, layout, LocalCache(held, layout.tensors), is_blocks, held)
 
     @property
     def desc(self) -> CacheDesc:
@@ -46,6 +47,11 @@ class RegisteredCache:
     def offsets(self) -> tuple[int, ...]:
         """Of the tensors, in bytes from `local.memory.base`."""
         return self.layout.offsets
+
+    def release(self) -> None:
+        """Give back the memory of a cache that was let go of, unless a call uses it still, which keeps it until its end."""
+        if self.local.uses == 0:
+            self.held.release()
 
 
 class RegisteredCaches:
@@ -64,7 +70,8 @@ class RegisteredCaches:
         self._by_id[cache.cache_id] = cache
 
     def let_go(self, cache: RegisteredCache) -> None:
-        """No new call may use the cache; its memory goes with the last reference to `cache.local`."""
+        """No new call may use the cache. Its memory is left to `release`, which need not be called under the lock: what goes with
+        the memory may be the caller's code."""
         cache.id_alive = False
         cache.local.close()
         self._by_id.pop(cache.cache_id, None)
@@ -72,12 +79,16 @@ class RegisteredCaches:
     def collect(self) -> None:
         """Let go of those that nobody holds any more."""
         while self.dropped:
-            self.let_go(self.dropped.popleft())
+            self._end(self.dropped.popleft())
 
     def close(self) -> None:
         """finalize: nothing is registered any more."""
         for cache in list(self._by_id.values()):
-            self.let_go(cache)
+            self._end(cache)
+
+    def _end(self, cache: RegisteredCache) -> None:
+        self.let_go(cache)
+        cache.release()
 
 
 def held_layout(wanted: CacheLayout, held: HeldMemory) -> CacheLayout:
