@@ -48,6 +48,7 @@ class MemoryCalls(ManagerBase):
             own = RegisteredCache.over(held, self._cluster.caches.next_id(), held_layout(wanted, held), is_blocks)
             cache = KvCache(own.cache_id, own.desc.snapshot(), None, self, own)     # whose end is known from here on
         except MemoryError as error:
+            held.release()          # the traceback would keep it for as long as the exception lives
             raise self._cluster.no_memory("a registered cache", error) from error
         with self._cluster.lock:
             self._cluster.caches.registered.add(own)
