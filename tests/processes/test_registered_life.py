@@ -189,6 +189,22 @@ result += [again.cache_id, status(manager.pull_cache, key, again, 0, 8), status(
     assert found == [False, [FINALIZED], NOT_EXIST, SUCCESS, False, 1, SUCCESS, FINALIZED]
 
 
+@pytest.mark.parametrize("views", ["list(shared.tensors)", "[view.numpy() for view in shared.tensors]"])
+def test_memory_of_an_allocated_cache_is_not_used_again_while_it_is_registered(sides: tuple[Peer, Peer], views: str) -> None:
+    _, d = sides
+    assert d.call("execute", code=_HELD + f"""
+shared = manager.allocate_cache(shmkv.CacheDesc(4, [2, 64], shmkv.DataType.DT_INT8))
+over = manager.register_cache(shared.cache_desc, {views})
+result = [over.per_device_tensor_addrs == shared.per_device_tensor_addrs]
+manager.deallocate_cache(shared)
+manager.collect()
+following = manager.allocate_cache(shmkv.CacheDesc(4, [2, 64], shmkv.DataType.DT_INT8), zero=True)
+manager.pull_cache(key, over)
+result += [any(view.numpy().any() for view in following.tensors), following.per_device_tensor_addrs == over.per_device_tensor_addrs]
+manager.unregister_cache(over)
+""") == [True, False, False]
+
+
 # A pull of 128 MiB by the main thread; another one runs code between its first and its last byte.
 _MEANWHILE = """
 import ctypes, gc, threading, weakref
