@@ -58,7 +58,7 @@ class BlockCalls(ManagerBase):
 
         Raises:
             LLMParamError: an argument, own memory of the caller, a block that is not there; nothing was copied then.
-            LLMException: LLM_KV_CACHE_NOT_EXIST for a deallocated cache.
+            LLMException: LLM_KV_CACHE_NOT_EXIST for a deallocated cache; out of memory, with some of the copies done.
         """
         self._cluster.check_usable()
         check_kv_cache("cache", cache)
@@ -106,7 +106,10 @@ class BlockCalls(ManagerBase):
     def _local(self, cache: KvCache) -> LocalCache:
         """A cache of either placement; memory given by address is not looked at before now."""
         if cache._own is None and cache.is_host and cache.per_device_tensor_addrs:
-            return at_addresses(cache.cache_desc, cache.per_device_tensor_addrs[0])
+            try:
+                return at_addresses(cache.cache_desc, cache.per_device_tensor_addrs[0])
+            except MemoryError as error:
+                raise self._cluster.no_memory("the layout of a cache", error) from error
         return self._usable(cache).local
 
 

@@ -42,6 +42,7 @@ from shmkv.operator_calls import OperatorCalls
 from shmkv.own_cache import OwnCache
 from shmkv.pull_arguments import LastPull, PullRequest, check_device, check_usable_key
 from shmkv.pull_failure import PullKey
+from shmkv.registered import RegisteredCache
 from shmkv.tensor import Tensor, TensorDesc
 from shmkv.types import CacheDesc, LLMRole
 from shmkv.view_calls import ViewCalls
@@ -124,6 +125,8 @@ class KvCacheManager(BlockCalls, MemoryCalls, ViewCalls, OperatorCalls):
             if own is not None and self._cluster.caches.is_current(own):
                 self._cluster.caches.deallocate(own)
             cache._close()
+        if isinstance(own, RegisteredCache):
+            own.release()
 
     def collect(self) -> int:
         """Free now what nobody uses any more: bytes given back to the system."""

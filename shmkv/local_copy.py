@@ -52,7 +52,10 @@ def copy_blocks(cluster: Cluster, what: str, src: LocalCache, dst: LocalCache, p
                 disjoint: bool) -> None:
     """Copy blocks of `src` to blocks of `dst`, all tensors, in one call of the kernel. No destination twice, and none the source of
     another; `disjoint`: the two share no bytes, or it is one cache. The caller has counted the source in."""
-    lists = BlockLists([src for src, _ in pairs], [dst for _, dst in pairs], TO_BLOCKS)
+    try:
+        lists = BlockLists([src for src, _ in pairs], [dst for _, dst in pairs], TO_BLOCKS)
+    except MemoryError as error:
+        raise cluster.no_memory("lists of blocks", error) from error
     status = _pull.copy(src, dst, (-1, 0, 0, 0, 0, 0, -1, 0, -1, 0), COPY_TIMEOUT_MS, lists=lists, disjoint=disjoint)
     if status:
         raise _failure(cluster, what, status)

@@ -48,6 +48,7 @@ class MemoryCalls(ManagerBase):
             own = RegisteredCache.over(held, self._cluster.caches.next_id(), held_layout(wanted, held), is_blocks)
             cache = KvCache(own.cache_id, own.desc.snapshot(), None, self, own)     # whose end is known from here on
         except MemoryError as error:
+            held.release()          # the traceback would keep it for as long as the exception lives
             raise self._cluster.no_memory("a registered cache", error) from error
         with self._cluster.lock:
             self._cluster.caches.registered.add(own)
@@ -74,6 +75,8 @@ class MemoryCalls(ManagerBase):
             if own is not None and self._cluster.caches.is_current(own):
                 self._cluster.caches.deallocate(own)
             cache._close()
+        if own is not None:
+            own.release()
 
 
 def _held(desc: CacheDesc, buffers: object) -> HeldMemory:

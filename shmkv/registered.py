@@ -25,18 +25,19 @@ class CallerMemory:
 
 @dataclass(eq=False)
 class RegisteredCache:
-    """One registered cache. `local` refers to what keeps the memory."""
+    """One registered cache. `local` refers to what keeps the memory, and so may a pull that was prepared."""
 
     cache_id: int
     layout: CacheLayout             # its offsets count from the memory's first byte
     local: LocalCache
     is_blocks: bool
+    held: HeldMemory | Region
     id_alive: bool = True
 
     @classmethod
     def over(cls, held: HeldMemory | Region, cache_id: int, layout: CacheLayout, is_blocks: bool) -> RegisteredCache:
-        """A cache in memory of the caller, or in a mapping of this process, which goes with the last reference to `local`."""
-        return cls(cache_id, layout, LocalCache(held, layout.tensors, layout.format), is_blocks)
+        """A cache in memory of the caller, or in a mapping of this process (a fork)."""
+        return cls(cache_id, layout, LocalCache(held, layout.tensors, layout.format), is_blocks, held)
 
     @property
     def desc(self) -> CacheDesc:
@@ -46,12 +47,18 @@ class RegisteredCache:
     @property
     def region(self) -> Region | None:
         """The mapping, if it is in one."""
-        return self.local.memory if isinstance(self.local.memory, Region) else None
+        return self.held if isinstance(self.held, Region) else None
 
     @property
     def offsets(self) -> tuple[int, ...]:
         """Of the tensors, in bytes from `local.memory.base`."""
         return self.layout.offsets
+
+    def release(self) -> None:
+        """Give back the caller's memory of a cache that was let go of, unless a call uses it still, which keeps it until its end. A
+        mapping goes with the last view of it."""
+        if isinstance(self.held, HeldMemory) and self.local.uses == 0:
+            self.held.release()
 
 
 class RegisteredCaches:
@@ -70,7 +77,8 @@ class RegisteredCaches:
         self._by_id[cache.cache_id] = cache
 
     def let_go(self, cache: RegisteredCache) -> None:
-        """No new call may use the cache; its memory goes with the last reference to `cache.local`."""
+        """No new call may use the cache. Its memory is left to `release`, which need not be called under the lock: what goes with
+        the memory may be the caller's code."""
         cache.id_alive = False
         cache.local.close()
         self._by_id.pop(cache.cache_id, None)
@@ -78,12 +86,16 @@ class RegisteredCaches:
     def collect(self) -> None:
         """Let go of those that nobody holds any more."""
         while self.dropped:
-            self.let_go(self.dropped.popleft())
+            self._end(self.dropped.popleft())
 
     def close(self) -> None:
         """finalize: nothing is registered any more."""
         for cache in list(self._by_id.values()):
-            self.let_go(cache)
+            self._end(cache)
+
+    def _end(self, cache: RegisteredCache) -> None:
+        self.let_go(cache)
+        cache.release()
 
 
 def held_layout(wanted: CacheLayout, held: HeldMemory) -> CacheLayout:

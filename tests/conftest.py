@@ -1,11 +1,13 @@
-"""Fixtures of all tests: a namespace of their own, other processes in it, a cluster in this process."""
+"""Fixtures of all tests: a namespace of their own, other processes in it, a cluster in this process, seeded numbers."""
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from peer import Namespace, Peer, StartPeer
 
@@ -20,6 +22,12 @@ def namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Names
     yield own
     complaints = own.close()
     assert not complaints, "\n".join(complaints)
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """Random numbers that are the same in each run of a test, and others in another test."""
+    return np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from shmkv._mapping import Region
 LIVENESS_S = 20.0
 NO_LIFE_FILE = -1
 ACCEPTOR, INITIATOR = 0, 1
-KEY_NONE, KEY_REQUEST, KEY_PREFIX = 0, 1, 2
+KEY_NONE, KEY_REQUEST, KEY_PREFIX, KEY_BLOCKS = 0, 1, 2, 3
 U64MAX = 2**64 - 1
 OFFSETS = {(struct, name): offset for struct, name, offset, _ in _layout.fields()}
 WIDTHS = {(struct, name): width for struct, name, _, width in _layout.fields()}
@@ -44,6 +44,11 @@ def prefix(prefix_id: int, model_id: int = 0) -> tuple[int, int, int, int]:
 def by_id(cache_id: int) -> tuple[int, int, int, int]:
     """What stands for a cache id where the core wants key words."""
     return KEY_NONE, cache_id, 0, 0
+
+
+def blocks_key(model_id: int) -> tuple[int, int, int, int]:
+    """The words of a blocks key."""
+    return KEY_BLOCKS, 0, 0, model_id
 
 
 def anonymous(nbytes: int, *, writable: bool = True) -> Region:
@@ -135,15 +140,17 @@ class Owner:
                        start_time=1, directory=f"d.{incarnation:016x}".encode())
 
     def insert(self, num_tensors: int = 1, rows: int = 1, *, outer: int = 1, inner: int = 64, serial: int = 1,
-               published: int | None = None, memory: Region | None = None) -> tuple[int, int, int]:
-        """A cache of equal tensors, one after the other: (slot, generation, cache id)."""
+               published: int | None = None, memory: Region | None = None,
+               blocks_model_id: int | None = None) -> tuple[int, int, int]:
+        """A cache of equal tensors, one after the other: (slot, generation, cache id). With a model id it is one of blocks."""
         each = outer * rows * inner
         shapes = [(_layout.SEGMENT_DATA + i * each, each, outer, rows, inner, 4) for i in range(num_tensors)]
         memory = anonymous(_layout.SEGMENT_DATA + each * num_tensors) if memory is None else memory
         cache_id, self._next_id = self._next_id, self._next_id + 1
         slot, generation = self.directory.insert(
             memory, None, cache_id=cache_id, serial=serial, tensors=shapes, num_rows=rows,
-            published=num_tensors if published is None else published)
+            published=num_tensors if published is None else published, kind=int(blocks_model_id is not None),
+            blocks_model_id=blocks_model_id)
         return slot, generation, cache_id
 
     def claim(self, slot: int = 1, incarnation: int = 0xB2, cluster_id: int = 2) -> int:
@@ -169,7 +176,8 @@ class Owner:
 class Source:
     """A cache with real bytes in a file of its own."""
 
-    def __init__(self, owner: Owner, prefix_: str, serial: int, bytes_: Any, published: int | None = None) -> None:
+    def __init__(self, owner: Owner, prefix_: str, serial: int, bytes_: Any, published: int | None = None,
+                 blocks_model_id: int | None = None) -> None:
         tensors, outer, rows, inner = bytes_.shape
         self.path = f"{prefix_}{serial:x}"
         nbytes = _layout.SEGMENT_DATA + bytes_.nbytes
@@ -180,7 +188,8 @@ class Source:
             os.close(fd)
         content(self.region, _layout.SEGMENT_DATA)[:] = bytes_.reshape(-1)
         self.slot, self.generation, self.cache_id = owner.insert(
-            tensors, rows, outer=outer, inner=inner, serial=serial, published=published, memory=self.region)
+            tensors, rows, outer=outer, inner=inner, serial=serial, published=published, memory=self.region,
+            blocks_model_id=blocks_model_id)
 
     def unlink(self) -> None:
         segment.unlink(self.path)
@@ -200,8 +209,8 @@ class Pair:
         return LinkHandle(self.owner.region, self.owner.members, NO_LIFE_FILE, self.record,
                           f"{segment.SHM_DIR}/{self.prefix}".encode())
 
-    def add(self, bytes_: Any, published: int | None = None) -> Source:
-        made = Source(self.owner, self.prefix, len(self.sources) + 1, bytes_, published)
+    def add(self, bytes_: Any, published: int | None = None, blocks_model_id: int | None = None) -> Source:
+        made = Source(self.owner, self.prefix, len(self.sources) + 1, bytes_, published, blocks_model_id)
         self.sources.append(made)
         return made
 

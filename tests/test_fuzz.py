@@ -70,8 +70,8 @@ def test_a_peer_that_rewrites_tables_during_pulls(rounds: Callable[[int], int]) 
     assert counts["owner_inputs"] > 100
 
 
-def test_an_unchecked_number_is_found_and_its_input_made_again() -> None:
-    name = "tensor-beyond-segment"
+@pytest.mark.parametrize("name", ["tensor-beyond-segment", "block-beyond-cache"])
+def test_an_unchecked_number_is_found_and_its_input_made_again(name: str) -> None:
     folder = builds.build_edited("address", f"unchecked-{name}", mutants.UNCHECKED[name])
     found = run.run(SEED, 0, 50_000, folder=folder)
     assert any(sign in found.fault for sign in ENDS_BY_FAULT)

@@ -1,28 +1,20 @@
-"""Fixtures of the field cases: seeded numbers, how many rounds, a /dev/shm of its own, an interposer, calls looked at."""
+"""Fixtures of the field cases: a /dev/shm of its own, an interposer, calls looked at."""
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
 import tempfile
-import zlib
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 from agent_code import enter_private_shm, join_private_shm
 from interposed import Interposer
 from peer import Namespace, Peer
 
 SOURCES = Path(__file__).with_name("scripts")
-
-
-@pytest.fixture
-def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    """Random numbers that are the same in each run of a test, and others in another test."""
-    return np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
 
 
 @pytest.fixture(scope="session")

@@ -13,12 +13,15 @@ import pytest
 from peer import Namespace
 from reference import SUCCESS
 
+from crash.block_scenarios import BLOCK_SCENARIOS, PullBlocks
 from crash.house import DECODERS, NOT_EXIST, PATIENCE_MS, PROMPTS, TIMED_OUT, House
 from crash.matrix import GONE, GONE_LATER, STAYS, Row, rows
-from crash.scenarios import SCENARIOS, Pull, Scenario
+from crash.scenarios import SCENARIOS as OTHER_SCENARIOS
+from crash.scenarios import Pull, Scenario
 
 pytestmark = [pytest.mark.timeout(600)]     # the first one waits for a build
 ROWS = rows()
+SCENARIOS = {**OTHER_SCENARIOS, **BLOCK_SCENARIOS}
 EACH_ROW = pytest.mark.parametrize("row", ROWS, ids=str)
 # The first of all to join and the last to leave have nobody at the other end.
 EACH_ROW_OF_TWO = pytest.mark.parametrize("row", [row for row in ROWS if row.call not in ("first init", "last finalize")], ids=str)
@@ -71,6 +74,8 @@ def test_the_actor_dies(row: Row, scenario: Scenario) -> None:
         if row.afterwards == STAYS:
             house.assert_right(3, scenario.number)
         scenario.assert_memory_is_free()
+    elif isinstance(scenario, PullBlocks):
+        scenario.pull_by_another()
     else:
         scenario.forget_links()
     house.judge()

@@ -15,6 +15,8 @@ UNCHECKED: dict[str, list[Edit]] = {
     "slot-of-side": [Edit("_link_record.pyx", "    if slot >= MEMBERS_MAX:\n        return False\n", "")],
     "slot-of-entry": [Edit("_index.pyx", "        if entry >> 32 & 1 and slot >= CACHES_MAX:\n            return 0",
                            "        if False:\n            return 0")],
+    "block-beyond-cache": [Edit("_core.pyx", "        if want.blocks.src_max >= found.copy.num_rows:\n"
+                                             "            return PLAN_SRC_BLOCK\n", "")],
     "links-reserved": [Edit("_link_record.pyx", ".links_reserved), LINKS_MAX)", ".links_reserved), 1 << 30)")],
 }
 # With a second load after the check.

@@ -116,7 +116,7 @@ class Mutator:
         """One field of a directory, not of the header that all files have."""
         kind = self.rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
         place = self.rng.choice(DIRECTORY_PLACES[kind])
-        few = {"cache": 3, "row": 5, "tensor": 70}.get(kind)
+        few = {"cache": 4, "row": 9, "tensor": 74}.get(kind)
         self.change(view, place, few if few and self.rng.randrange(8) else None)
 
     def lock(self, view: memoryview) -> None:

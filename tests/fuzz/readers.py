@@ -7,16 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 import memory
-from memory import NO_LIFE_FILE, by_id
+from memory import NO_LIFE_FILE, blocks_key, by_id
 
 from shmkv import CacheKey, LLMException, _acceptor, _inspect, _link_record, _lookup, _members, _pull
+from shmkv._blocks import FROM_ROW, TO_BLOCKS, TO_ROW, BlockLists
 from shmkv._link_handle import LinkHandle
 from shmkv.keys import CacheKeyByIdAndIndex
 
-from .world import ENDED, KEYS, SHAPES, UNKNOWN, Target, World
+from .world import BLOCKS_SHAPE, ENDED, KEYS, MODEL_ID, SHAPES, UNKNOWN, Target, World
 
 CACHE_IDS = [1, 2, 3, 4, 0, -1]
 SIDES = [(0, 0xA1, 1), (5, 0xE5, 6)]
+# Blocks that are there, and, now and then, such as are not.
+BLOCKS = [*range(BLOCKS_SHAPE.rows)] * 4 + [BLOCKS_SHAPE.rows, 1000, 2**20, 2**31, 2**32 - 1]
 OFFSETS_ = (0, 0, 0, 1, 63, 64, 511, 512, 513, 1023)
 PATIENT_MS, HASTY_MS = 1000, 1
 MANY_ROWS = 1 << 16
@@ -39,8 +42,8 @@ class Reader:
             path()
 
     def others(self) -> list[Callable[[], None]]:
-        return [self.pull_many, self.prepared, self.prepared, self.links, self.claim, self.acceptor, self.inspect, self.members,
-                self.handle_calls]
+        return [self.pull_many, self.prepared, self.prepared, self.pull_blocks, self.pull_blocks, self.links, self.claim,
+                self.acceptor, self.inspect, self.members, self.handle_calls]
 
     # -- pulls ------------------------------------------------------------------------------------------------------
 
@@ -78,9 +81,9 @@ class Reader:
         select = self.select(target)
         return target, struct.pack("=6Q", 1, *words, select[3]), select
 
-    def note(self, status: int, target: Target, select: tuple[int, ...]) -> None:
+    def note(self, status: int, target: Target, select: tuple[int, ...], rows: list[int] | None = None) -> None:
         self.answers[status] = self.answers.get(status, 0) + 1
-        self.copies += target.was_written(select) or status == 0
+        self.copies += target.was_written(select, rows) or status == 0
 
     def pulls(self) -> None:
         """Three pulls: by key, prefix or cache id."""
@@ -120,8 +123,25 @@ class Reader:
             status = int(str(error))
         self.note(status, target, select)
 
+    def pull_blocks(self) -> None:
+        """Blocks to blocks, a row to blocks, or blocks to a row; a row that a pull is not for has no blocks either."""
+        rng, mode = self.rng, self.rng.choice((TO_BLOCKS, TO_BLOCKS, FROM_ROW, TO_ROW))
+        words = self.words() if mode == FROM_ROW else blocks_key(rng.choice((MODEL_ID,) * 7 + (0,)))
+        target = rng.choice(self.world.targets) if mode == TO_ROW else self.world.block_target
+        count = rng.randrange(1, BLOCKS_SHAPE.rows + 1)
+        numbers, chunks = [rng.choice(BLOCKS) for _ in range(count)], rng.sample(range(BLOCKS_SHAPE.rows), count)
+        row = rng.randrange(target.shape.rows)
+        first = rng.choice((0, 0, 0, 1, 3))
+        select = memory.select(dst_row=row, src_row=rng.randrange(2), src_first=first, dst_first=first,
+                               src_count=-1 if first == 0 else 1, dst_count=-1 if first == 0 else 1)
+        lists = BlockLists(chunks if mode == FROM_ROW else numbers, chunks, mode)
+        status = _pull.pull_blocks(self.world.handle, target.cache, struct.pack("=6Q", 1, *words, select[3]), select, lists,
+                                   bool(rng.randrange(2)), self.timeout())
+        self.note(status, target, select, [row] if mode == TO_ROW else chunks)
+
     def describe(self) -> None:
-        found = _lookup.describe(self.world.owner.region, self.words(), self.rng.choice((0, 1, 2**32 - 1)))
+        words = self.rng.choice((self.words(), blocks_key(MODEL_ID)))
+        found = _lookup.describe(self.world.owner.region, words, self.rng.choice((0, 1, 2**32 - 1)))
         assert found is None or len(found) == 5
 
     # -- the rest ---------------------------------------------------------------------------------------------------

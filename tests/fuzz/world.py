@@ -21,10 +21,11 @@ from . import guards
 CANARY = 0x5A
 # 4096 bytes each: the last byte of a segment, and of a destination, is the last one before a guard.
 SHAPES = [Geometry(4, 1, 2, 512), Geometry(2, 4, 2, 256), Geometry(64, 1, 1, 64)]
+BLOCKS_SHAPE, MODEL_ID = Geometry(4, 1, 4, 256), 7
 KEYS = [request(1), request(2, 7), prefix(3), request(4), request(5), request(6)]
 ENDED = [request(8), request(9)]
 UNKNOWN = [request(77), prefix(78)]
-IN_USE = {"LinkRecord": 4, "CacheRecord": 32, "TensorRecord": 64, "RowRecord": 16, "coverage line": 32, "index entry": 256}
+IN_USE = {"LinkRecord": 4, "CacheRecord": 32, "TensorRecord": 128, "RowRecord": 16, "coverage line": 32, "index entry": 256}
 PUNCH = 0x01 | 0x02                 # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -88,22 +89,27 @@ class Target:
         self.rows = self.bytes.reshape(shape)
         self.cache = LocalCache(self.region, [(i * each, each, *shape[1:]) for i in range(shape.num_tensors)])
 
-    def was_written(self, select: tuple[int, ...]) -> bool:
-        """Did a pull move bytes? They are canaries again afterwards. AssertionError if one outside of its window changed."""
+    def was_written(self, select: tuple[int, ...], rows: list[int] | None = None) -> bool:
+        """Did a pull move bytes? They are canaries again afterwards. AssertionError if one changed outside of its window, or
+        outside of `rows` of the selected tensors."""
         if self.bytes.tobytes() == self.clean:
             return False
         size, _, offset, _, row, _, _, first, count, _ = select
-        tensors = self.rows[first:first + count if count >= 0 else None, :, row]
-        window = tensors.reshape(len(tensors), -1)          # a copy
-        window[:, offset:offset + size if size >= 0 else None] = CANARY
-        self.rows[first:first + count if count >= 0 else None, :, row] = window.reshape(tensors.shape)
+        chosen = self.rows[first:first + count if count >= 0 else None]
+        if rows is not None:
+            chosen[:, :, rows] = CANARY
+        else:
+            window = chosen[:, :, row].reshape(len(chosen), -1)         # a copy
+            window[:, offset:offset + size if size >= 0 else None] = CANARY
+            chosen[:, :, row] = window.reshape(chosen[:, :, row].shape)
         outside = np.flatnonzero(self.bytes != CANARY)
         assert not len(outside), f"bytes {outside[:8]} of a destination of shape {self.shape} were written by {select}"
         return True
 
 
 class World(Pair):
-    """An owner with three caches in named segments, keys of all kinds and states, links of all states, and a reader."""
+    """An owner with four caches in named segments, the last one of blocks; keys of all kinds and states, links of all states, and a
+    reader."""
 
     owner: GuardedOwner
 
@@ -113,10 +119,12 @@ class World(Pair):
         self.sources = []
         rng = np.random.default_rng(1)
         for shape in SHAPES:
-            self.add(rng.integers(128, 256, (shape.num_tensors, shape.outer, shape.rows, shape.inner), np.uint8))
+            self.add(rng.integers(128, 256, tuple(shape), np.uint8))
         self._bind_keys()
+        self.add(rng.integers(128, 256, tuple(BLOCKS_SHAPE), np.uint8), blocks_model_id=MODEL_ID)
         self._make_links()
         self.targets = [Target(shape) for shape in SHAPES]
+        self.block_target = Target(BLOCKS_SHAPE)
         self.directory = raw(self.owner.region)
         self.members = raw(self.owner.members)
         self.segments = [raw(source.region) for source in self.sources]

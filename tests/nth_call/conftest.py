@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from block_lives import peer_blocks
 from lives import Reports, RunPositions, peer_commands
 from peer import Namespace, Peer, StartPeer
 
@@ -33,6 +34,7 @@ def healthy(prompt: StartPeer) -> Peer:
     peer = prompt(1)
     for command, arguments in peer_commands():
         peer.call(command, **arguments)
+    peer.call("execute", code=peer_blocks())
     return peer
 
 

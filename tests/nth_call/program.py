@@ -70,7 +70,7 @@ def more_than(found: list[str], allowed: list[str]) -> list[str]:
 def live(scenario: Scenario, nth: int, last: int, variant: int, allowed: dict[str, Any] | None) -> dict[str, Any]:
     """One process: what comes before, the armed steps, what is left, then a whole life to show that all still works."""
     namespace = f"{NAMESPACE}-alone" if scenario.alone else NAMESPACE
-    life = Life(scenario.role, {"SHMKV_NAMESPACE": namespace, **scenario.environment}, scenario.timeout_ms)
+    life = scenario.kind(scenario.role, {"SHMKV_NAMESPACE": namespace, **scenario.environment}, scenario.timeout_ms)
     os.environ.update(life.environment)
     at_first = holdings(namespace)
     take_back = None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import memory
+from block_lives import BlockLife
 from lives import Life
 
 from shmkv._futex import LockWord
@@ -25,6 +26,7 @@ class Scenario:
     timeout_ms: int = 5000                                          # of pulls
     prepare: Callable[[Life], Callable[[], None]] | None = None     # after `before`; answers what takes it back
     run: Callable[[Life], None] | None = None                       # instead of `armed`
+    kind: type[Life] = Life
 
 
 def _leave_a_dead_one(life: Life) -> Callable[[], None]:
@@ -60,6 +62,7 @@ def _clean(life: Life) -> None:
     life.step("gc", lambda: cleaning.clean(os.environ["SHMKV_NAMESPACE"]) and None)
 
 
+HOLDING = ("init", "register", "register_host")
 LINKED = ("init", "link", "allocate_small")
 SCENARIOS: dict[str, Scenario] = {
     "init, alone": Scenario(("init",), alone=True),
@@ -79,5 +82,11 @@ SCENARIOS: dict[str, Scenario] = {
     "unlink": Scenario(("unlink",), (*LINKED, "pull_small")),
     "finalize": Scenario(("finalize",), (*LINKED, "pull_small")),
     "finalize, alone": Scenario(("finalize",), ("init", "allocate_small"), alone=True),
+    "register": Scenario(("register", "register_host", "unregister"), ("init",), kind=BlockLife),
+    "pull_blocks": Scenario(("pull_row_into_blocks", "pull_blocks"), ("init", "link", "register"), kind=BlockLife),
+    "pull_blocks of its own": Scenario(("pull_own_blocks",), ("init", "register", "allocate_small"), kind=BlockLife),
+    "copy_blocks": Scenario(("copy_blocks", "copy_in_turn"), ("init", "link", "register", "pull_blocks"), kind=BlockLife),
+    "swap_blocks": Scenario(("swap_blocks",), (*HOLDING, "link", "pull_blocks"), kind=BlockLife),
+    "swap_blocks by address": Scenario(("swap_by_address",), HOLDING, kind=BlockLife),
     "a whole life, again": Scenario((*LINKED, "pull_small", "deallocate", "unlink", "finalize", "init", "link", "finalize")),
 }
