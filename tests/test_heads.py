@@ -1,0 +1,155 @@
+"""Some of the heads of a row: `HeadSlice` in bytes, and its runs against numpy slicing."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import geometry
+from test_blocks import breaks, shapes_of
+from test_plan import spread
+
+from shmkv import HeadSlice, LLMParamError, _plan
+
+MANY = settings(max_examples=2000, deadline=None)
+INVALID_RANGES = [range(0), range(2, 2), range(3, 1), range(0, 4, 2), range(-1, 1)]
+
+
+@dataclass(frozen=True)
+class HeadCase:
+    """Dims of a row but for the heads, where the heads and the batch stand among them, and which heads go where."""
+
+    dims: list[int]
+    place: int
+    src: tuple[int, int, int]           # rows, dim of the batch (counted with the heads), heads
+    dst: tuple[int, int, int]
+    src_heads: range
+    dst_heads: range
+    itemsize: int
+    num_tensors: int
+
+    def shape(self, side: tuple[int, int, int]) -> list[int]:
+        rows, batch_dim, count = side
+        row = [*self.dims[:self.place], count, *self.dims[self.place:]]
+        return [*row[:batch_dim], rows, *row[batch_dim:]]
+
+    def heads_dim(self, side: tuple[int, int, int]) -> int:
+        return self.place + (side[1] <= self.place)
+
+    def slices(self, side: tuple[int, int, int], row: int, heads: range) -> tuple[Any, ...]:
+        """The index of these heads of a row in an array of elements of `shape`."""
+        index: list[Any] = [slice(None)] * (len(self.dims) + 2)
+        index[side[1]] = row
+        index[self.heads_dim(side)] = slice(heads.start, heads.stop)
+        return tuple(index)
+
+
+@st.composite
+def head_cases(draw: st.DrawFn) -> HeadCase:
+    dims = draw(st.lists(st.integers(1, 4), min_size=0, max_size=3))
+    taken = draw(st.integers(1, 4))
+    sides, ranges = [], []
+    for _ in range(2):
+        count = taken + draw(st.integers(0, 4))
+        start = draw(st.integers(0, count - taken))
+        sides.append((draw(st.integers(1, 3)), draw(st.integers(0, len(dims) + 1)), count))
+        ranges.append(range(start, start + taken))
+    return HeadCase(dims, draw(st.integers(0, len(dims))), sides[0], sides[1], ranges[0], ranges[1], draw(st.sampled_from([1, 2, 4])),
+                    draw(st.integers(1, 3)))
+
+
+def runs_of(case: HeadCase, src_row: int, dst_row: int) -> Any:
+    wanted = HeadSlice(case.heads_dim(case.dst), case.src[2], case.src_heads, case.dst_heads)
+    shapes = [shapes_of(geometry(case.num_tensors, case.shape(side), case.itemsize, side[1])) for side in (case.src, case.dst)]
+    window = wanted.window(case.shape(case.dst), case.dst[1], case.itemsize)
+    return _plan.runs(*shapes, size=window.groups * window.nbytes, src_offset=window.src_offset, dst_offset=window.dst_offset,
+                      src_row=src_row, dst_row=dst_row, window=window.nbytes, src_period=window.src_period,
+                      dst_period=window.dst_period)
+
+
+def places(case: HeadCase, side: tuple[int, int, int], row: int, heads: range) -> list[int]:
+    """Where each byte of these heads of a row stands, tensor by tensor, in the order of numpy's slice."""
+    shape = [case.num_tensors, *case.shape(side), case.itemsize]
+    every = np.arange(int(np.prod(shape))).reshape(shape)
+    return [place for tensor in every for place in tensor[case.slices(side, row, heads)].reshape(-1).tolist()]
+
+
+@MANY
+@given(head_cases(), st.integers(0, 2), st.integers(0, 2))
+def test_runs_are_those_of_numpy_slicing(case: HeadCase, src_row: int, dst_row: int) -> None:
+    src_row, dst_row = src_row % case.src[0], dst_row % case.dst[0]
+    found = runs_of(case, src_row, dst_row)
+    assert isinstance(found, list), case
+    wanted = list(zip(places(case, case.src, src_row, case.src_heads), places(case, case.dst, dst_row, case.dst_heads),
+                      strict=True))
+    assert sorted(spread(found)) == sorted(wanted)
+
+
+@pytest.mark.parametrize(("dims", "place", "wanted"), [([6, 4], 1, 6), ([6, 4], 0, 1), ([2, 6, 4], 2, 12)], ids=str)
+def test_each_group_of_heads_is_one_run(dims: list[int], place: int, wanted: int) -> None:
+    """Tokens before heads: one a token; heads before tokens: one for all."""
+    case = HeadCase(dims, place, (2, 0, 8), (2, 0, 4), range(4, 8), range(4), 2, 1)
+    found = runs_of(case, 1, 0)
+    assert len(found) == wanted
+    assert breaks(spread(found)) == wanted
+
+
+def test_all_heads_of_both_sides_are_the_row() -> None:
+    case = HeadCase([6, 4], 1, (2, 0, 8), (2, 0, 8), range(8), range(8), 2, 3)
+    assert spread(runs_of(case, 0, 1)) == spread(_plan.runs(
+        *[shapes_of(geometry(3, [2, 6, 8, 4], 2))] * 2, dst_row=1))         # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("src_shape", "src_heads"), [
+    ([2, 6, 8, 4], 7), ([2, 6, 8, 4], 16), ([2, 6, 8, 4], 4), ([2, 5, 8, 4], 8), ([2, 6, 8, 3], 8), ([2, 8, 6, 4], 6),
+], ids=str)
+def test_source_rows_that_are_no_groups_of_these_heads(src_shape: list[int], src_heads: int) -> None:
+    window = HeadSlice(2, src_heads, range(2), range(2)).window([2, 6, 4, 4], 0, 1)
+    src, dst = shapes_of(geometry(1, src_shape, 1)), shapes_of(geometry(1, [2, 6, 4, 4], 1))
+    said = _plan.runs(src, dst, size=window.groups * window.nbytes, src_offset=window.src_offset, dst_offset=window.dst_offset,
+                      window=window.nbytes, src_period=window.src_period, dst_period=window.dst_period)
+    rows_have = int(np.prod(src_shape[1:]))
+    assert (said == _plan.HEADS) == (rows_have != 6 * src_heads * 4)
+
+
+@pytest.mark.parametrize("arguments", [
+    (0,), (4,), (-1,), (2**31 - 1,), (1, 8, range(4)), (2, 3), (2, 8, range(8)), (2, 8, range(4, 9)), (2, None, range(2, 5)),
+    (2, 8, range(4), range(1, 5)), (2, 8, range(3), range(4)), (2, 8, range(2**40, 2**40 + 4)), (2, 2**32 - 1, range(5)),
+], ids=str)
+def test_heads_that_are_not_there(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(LLMParamError):
+        HeadSlice(*arguments).window([2, 6, 4, 4], 0, 2)
+
+
+@pytest.mark.parametrize(("arguments", "name"), [
+    ((2**31,), "head_dim_index"), ((2, 0), "src_heads"), ((2, -1), "src_heads"), ((2, 2**32), "src_heads"),
+    *[((2, 8, each), "src_head_range") for each in INVALID_RANGES], *[((2, 8, None, each), "dst_head_range") for each in INVALID_RANGES],
+], ids=str)
+def test_values_that_no_slice_has(arguments: tuple[Any, ...], name: str) -> None:
+    with pytest.raises(LLMParamError, match=name):
+        HeadSlice(*arguments)
+
+
+@pytest.mark.parametrize(("arguments", "name"), [
+    ((None,), "head_dim_index"), (("2",), "head_dim_index"), ((np.int64(2),), "head_dim_index"), ((2, 8.0), "src_heads"),
+    ((2, np.int32(8)), "src_heads"), ((2, 8, [0, 1]), "src_head_range"), ((2, 8, None, (0, 1)), "dst_head_range"),
+    ((2, 8, 4), "src_head_range"),
+], ids=str)
+def test_types_that_no_slice_has(arguments: tuple[Any, ...], name: str) -> None:
+    with pytest.raises(TypeError, match=name):
+        HeadSlice(*arguments)
+
+
+def test_sizes_beyond_64_bits_are_refused() -> None:
+    with pytest.raises(LLMParamError, match="src_heads"):
+        HeadSlice(1, 2**32 - 1, range(1), range(1)).window([1, 1, 2**31], 0, 16)
+
+
+def test_slices_are_values() -> None:
+    one, same, other = HeadSlice(2, 8, range(4)), HeadSlice(2, 8, range(0, 4)), HeadSlice(2, 8, range(4, 8))
+    assert one == same
+    assert hash(one) == hash(same)
+    assert one != other
