@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_bytes import shapes_of, spread, stretches
 from reference import geometry
-from test_blocks import breaks, shapes_of
-from test_plan import spread
 
 from shmkv import HeadSlice, LLMParamError, _plan
 
@@ -57,8 +56,8 @@ def head_cases(draw: st.DrawFn) -> HeadCase:
         start = draw(st.integers(0, count - taken))
         sides.append((draw(st.integers(1, 3)), draw(st.integers(0, len(dims) + 1)), count))
         ranges.append(range(start, start + taken))
-    return HeadCase(dims, draw(st.integers(0, len(dims))), sides[0], sides[1], ranges[0], ranges[1], draw(st.sampled_from([1, 2, 4])),
-                    draw(st.integers(1, 3)))
+    place, itemsize, num_tensors = draw(st.integers(0, len(dims))), draw(st.sampled_from([1, 2, 4])), draw(st.integers(1, 3))
+    return HeadCase(dims, place, *sides, *ranges, itemsize, num_tensors)
 
 
 def runs_of(case: HeadCase, src_row: int, dst_row: int) -> Any:
@@ -70,7 +69,7 @@ def runs_of(case: HeadCase, src_row: int, dst_row: int) -> Any:
                       dst_period=window.dst_period)
 
 
-def places(case: HeadCase, side: tuple[int, int, int], row: int, heads: range) -> list[int]:
+def places_of(case: HeadCase, side: tuple[int, int, int], row: int, heads: range) -> list[int]:
     """Where each byte of these heads of a row stands, tensor by tensor, in the order of numpy's slice."""
     shape = [case.num_tensors, *case.shape(side), case.itemsize]
     every = np.arange(int(np.prod(shape))).reshape(shape)
@@ -83,7 +82,7 @@ def test_runs_are_those_of_numpy_slicing(case: HeadCase, src_row: int, dst_row: 
     src_row, dst_row = src_row % case.src[0], dst_row % case.dst[0]
     found = runs_of(case, src_row, dst_row)
     assert isinstance(found, list), case
-    wanted = list(zip(places(case, case.src, src_row, case.src_heads), places(case, case.dst, dst_row, case.dst_heads),
+    wanted = list(zip(places_of(case, case.src, src_row, case.src_heads), places_of(case, case.dst, dst_row, case.dst_heads),
                       strict=True))
     assert sorted(spread(found)) == sorted(wanted)
 
@@ -94,7 +93,7 @@ def test_each_group_of_heads_is_one_run(dims: list[int], place: int, wanted: int
     case = HeadCase(dims, place, (2, 0, 8), (2, 0, 4), range(4, 8), range(4), 2, 1)
     found = runs_of(case, 1, 0)
     assert len(found) == wanted
-    assert breaks(spread(found)) == wanted
+    assert stretches(spread(found)) == wanted
 
 
 def test_all_heads_of_both_sides_are_the_row() -> None:
@@ -126,7 +125,8 @@ def test_heads_that_are_not_there(arguments: tuple[Any, ...]) -> None:
 
 @pytest.mark.parametrize(("arguments", "name"), [
     ((2**31,), "head_dim_index"), ((2, 0), "src_heads"), ((2, -1), "src_heads"), ((2, 2**32), "src_heads"),
-    *[((2, 8, each), "src_head_range") for each in INVALID_RANGES], *[((2, 8, None, each), "dst_head_range") for each in INVALID_RANGES],
+    *[((2, 8, each), "src_head_range") for each in INVALID_RANGES],
+    *[((2, 8, None, each), "dst_head_range") for each in INVALID_RANGES],
 ], ids=str)
 def test_values_that_no_slice_has(arguments: tuple[Any, ...], name: str) -> None:
     with pytest.raises(LLMParamError, match=name):
@@ -149,7 +149,7 @@ def test_sizes_beyond_64_bits_are_refused() -> None:
 
 
 def test_slices_are_values() -> None:
-    one, same, other = HeadSlice(2, 8, range(4)), HeadSlice(2, 8, range(0, 4)), HeadSlice(2, 8, range(4, 8))
+    one, same, other = HeadSlice(2, 8, range(4)), HeadSlice(2, 8, range(0, 4, 1)), HeadSlice(2, 8, range(4, 8))
     assert one == same
     assert hash(one) == hash(same)
     assert one != other
