@@ -214,7 +214,7 @@ def copied_blocks(cache: Bytes, info: dict[int, list[int]]) -> Bytes:
     after = cache.copy()
     for src, targets in info.items():
         for dst in targets:
-            after[:, :, dst, :] = after[:, :, src, :].copy()
+            after[:, :, int(dst), :] = after[:, :, int(src), :].copy()
     return after
 
 
@@ -222,7 +222,7 @@ def swapped_blocks(src: Bytes, dst: Bytes, src_to_dst: dict[int, int]) -> Bytes:
     """The destination after swap_blocks; blocks have the same bytes, in whatever pieces."""
     after = dst.copy()
     for one, other in src_to_dst.items():
-        after[:, :, other, :] = src[:, :, one, :].reshape(dst.shape[0], dst.shape[1], dst.shape[3])
+        after[:, :, int(other), :] = src[:, :, int(one), :].reshape(dst.shape[0], dst.shape[1], dst.shape[3])
     return after
 
 
