@@ -1,14 +1,14 @@
 """Some of the heads of a row: `HeadSlice` in bytes, and its runs against numpy slicing."""
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+from head_cases import HeadCase, Sided, head_cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_bytes import shapes_of, spread, stretches
+from plan_bytes import places, shapes_of, spread, stretches
 from reference import geometry
 
 from shmkv import HeadSlice, LLMParamError, _plan
@@ -17,63 +17,19 @@ MANY = settings(max_examples=2000, deadline=None)
 INVALID_RANGES = [range(0), range(2, 2), range(3, 1), range(0, 4, 2), range(-1, 1)]
 
 
-@dataclass(frozen=True)
-class HeadCase:
-    """Dims of a row but for the heads, where the heads and the batch stand among them, and which heads go where."""
-
-    dims: list[int]
-    place: int
-    src: tuple[int, int, int]           # rows, dim of the batch (counted with the heads), heads
-    dst: tuple[int, int, int]
-    src_heads: range
-    dst_heads: range
-    itemsize: int
-    num_tensors: int
-
-    def shape(self, side: tuple[int, int, int]) -> list[int]:
-        rows, batch_dim, count = side
-        row = [*self.dims[:self.place], count, *self.dims[self.place:]]
-        return [*row[:batch_dim], rows, *row[batch_dim:]]
-
-    def heads_dim(self, side: tuple[int, int, int]) -> int:
-        return self.place + (side[1] <= self.place)
-
-    def slices(self, side: tuple[int, int, int], row: int, heads: range) -> tuple[Any, ...]:
-        """The index of these heads of a row in an array of elements of `shape`."""
-        index: list[Any] = [slice(None)] * (len(self.dims) + 2)
-        index[side[1]] = row
-        index[self.heads_dim(side)] = slice(heads.start, heads.stop)
-        return tuple(index)
-
-
-@st.composite
-def head_cases(draw: st.DrawFn) -> HeadCase:
-    dims = draw(st.lists(st.integers(1, 4), min_size=0, max_size=3))
-    taken = draw(st.integers(1, 4))
-    sides, ranges = [], []
-    for _ in range(2):
-        count = taken + draw(st.integers(0, 4))
-        start = draw(st.integers(0, count - taken))
-        sides.append((draw(st.integers(1, 3)), draw(st.integers(0, len(dims) + 1)), count))
-        ranges.append(range(start, start + taken))
-    place, itemsize, num_tensors = draw(st.integers(0, len(dims))), draw(st.sampled_from([1, 2, 4])), draw(st.integers(1, 3))
-    return HeadCase(dims, place, *sides, *ranges, itemsize, num_tensors)
-
-
 def runs_of(case: HeadCase, src_row: int, dst_row: int) -> Any:
     wanted = HeadSlice(case.heads_dim(case.dst), case.src[2], case.src_heads, case.dst_heads)
-    shapes = [shapes_of(geometry(case.num_tensors, case.shape(side), case.itemsize, side[1])) for side in (case.src, case.dst)]
+    shapes = [shapes_of(case.geometry(side)) for side in (case.src, case.dst)]
     window = wanted.window(case.shape(case.dst), case.dst[1], case.itemsize)
     return _plan.runs(*shapes, size=window.groups * window.nbytes, src_offset=window.src_offset, dst_offset=window.dst_offset,
                       src_row=src_row, dst_row=dst_row, window=window.nbytes, src_period=window.src_period,
                       dst_period=window.dst_period)
 
 
-def places_of(case: HeadCase, side: tuple[int, int, int], row: int, heads: range) -> list[int]:
+def places_of(case: HeadCase, side: Sided, row: int, heads: range) -> list[int]:
     """Where each byte of these heads of a row stands, tensor by tensor, in the order of numpy's slice."""
-    shape = [case.num_tensors, *case.shape(side), case.itemsize]
-    every = np.arange(int(np.prod(shape))).reshape(shape)
-    return [place for tensor in every for place in tensor[case.slices(side, row, heads)].reshape(-1).tolist()]
+    every = case.elements(side, places(case.geometry(side)))
+    return [int(place) for place in every[case.index(side, row, heads)].reshape(-1)]
 
 
 @MANY
