@@ -134,6 +134,23 @@ def test_b19_source_without_destinations_is_looked_at(manager: Any, cache: KvCac
             manager.copy_blocks(cache, {value: []})
 
 
+@pytest.mark.parametrize("call", [
+    lambda manager, cache, host: manager.copy_blocks(None, {0: [1]}), lambda manager, cache, host: manager.copy_blocks(cache, None),
+    lambda manager, cache, host: manager.swap_blocks(None, host, {0: 1}),
+    lambda manager, cache, host: manager.swap_blocks(cache, None, {}),
+    lambda manager, cache, host: manager.swap_blocks(cache, host, None),
+], ids=["cache", "copy_block_info", "src", "dst", "src_to_dst"])
+def test_b19_none_for_a_required_argument(manager: Any, cache: KvCache, call: Callable[..., None]) -> None:
+    """One class for those who expect either."""
+    before, host = cache_bytes.read(cache), Host(SHAPE)
+    with pytest.raises(TypeError) as refusal:
+        call(manager, cache, host.cache)
+    assert isinstance(refusal.value, AttributeError)
+    assert "None" in str(refusal.value)
+    np.testing.assert_array_equal(cache_bytes.read(cache), before)
+    assert (host.memory == 0x5A).all()
+
+
 def test_b19_copy_blocks_within_host_memory_or_nothing(manager: Any) -> None:
     for nothing in (None, "cache"):
         with pytest.raises(TypeError):
@@ -203,6 +220,36 @@ def test_b19_swap_between_layouts(manager: Any, batch_dim: int) -> None:
         np.testing.assert_array_equal(host.bytes[:, :, dst].reshape(2, 12), cache_bytes.read(cache)[:, 0, src])
     assert (np.delete(host.bytes, [1, 5], axis=2) == 0x5A).all()
     host.assert_gaps_untouched()
+
+
+@pytest.mark.parametrize("layout", [([9, 12], 0), ([9, 4, 3], 0), ([4, 9, 3], 1), ([4, 3, 9], 2)], ids=str)
+def test_b19_random_swaps_do_what_the_twin_does(manager: Any, layout: tuple[list[int], int]) -> None:
+    shape, batch_dim = layout
+    device = manager.allocate_cache(CacheDesc(3, shape, DataType.DT_INT8, batch_dim_index=batch_dim))
+    host = Host([7, 12], 3)
+    forms = cache_bytes.geometry_of(device), host.geometry
+    shared, private = noise(forms[0], 6), noise(forms[1], 7)
+    outward = st.dictionaries(st.integers(0, 8), st.integers(0, 6), max_size=9)
+
+    def as_blocks(content: Any) -> Any:
+        """Bytes of a cache with each block in one piece."""
+        tensors, outer, rows, inner = content.shape
+        return content.transpose(0, 2, 1, 3).reshape(tensors, 1, rows, outer * inner)
+
+    @MANY
+    @given(src_to_dst=outward)
+    def check(src_to_dst: dict[int, int]) -> None:
+        cache_bytes.write(device, shared)
+        host.fill(private)
+        manager.swap_blocks(device, host.cache, src_to_dst)
+        np.testing.assert_array_equal(host.bytes, swapped_blocks(as_blocks(shared), private, src_to_dst))
+        host.fill(private)
+        back = {dst: src for src, dst in src_to_dst.items()}
+        manager.swap_blocks(host.cache, device, back)
+        np.testing.assert_array_equal(as_blocks(cache_bytes.read(device)), swapped_blocks(private, as_blocks(shared), back))
+        host.assert_gaps_untouched()
+
+    check()
 
 
 def test_b19_addresses_of_a_host_cache_come_in_any_order(manager: Any, cache: KvCache) -> None:

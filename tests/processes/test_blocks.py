@@ -141,6 +141,31 @@ def test_thousands_of_blocks_keys_while_the_index_grows(prompt: StartPeer, decod
     assert d.outcome("pull", key=req(1, 4999), name="kv", size=1) == SUCCESS
 
 
+CHURN = """
+manager, desc = agent.dist.kv_cache_manager, shmkv.CacheDesc(1, [2, 16], shmkv.DataType.DT_INT8)
+for number in range({count}):
+    key = shmkv.BlocksCacheKey(1, 1000 + number)
+    made = manager.allocate_blocks_cache(desc, key)
+    manager.deallocate_cache(made)
+"""
+
+
+def test_blocks_keys_stay_while_thousands_of_others_come_and_go(prompt: StartPeer, decoder: StartPeer,
+                                                                rounds: Callable[[int], int]) -> None:
+    """Places of the index that were used once are cleared now and then by filling it anew."""
+    p, d = prompt(1), decoder(2)
+    small, form = {"num_tensors": 1, "shape": (2, 16)}, geometry(1, [2, 16], 1)
+    d.call("allocate_blocks", name="kv", **small)
+    for number in range(9):
+        p.call("allocate_blocks", name=f"b{number}", key=blocks(1, number), **small)
+        p.call("fill", name=f"b{number}", generation=number)
+    p.call("execute", code=CHURN.format(count=rounds(3000)))
+    for number in range(9):
+        assert pull(d, [1], [0], blocks(1, number)) == SUCCESS
+        np.testing.assert_array_equal(d.read("kv")[:, :, 0], content(number, form)[:, :, 1])
+    assert [pull(d, [1], [0], blocks(1, each)) for each in (9, 1000, 999 + rounds(3000))] == [NOT_EXIST] * 3
+
+
 @pytest.mark.parametrize("linked", [False, True])
 def test_pull_into_the_source_itself(decoder: StartPeer, linked: bool) -> None:
     """Overlapping lists within one cache are as if through a temporary, with a link to the own cluster and without."""

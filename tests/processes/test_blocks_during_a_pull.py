@@ -104,6 +104,40 @@ def test_row_without_a_key_that_is_filled_again_during_a_pull_by_id(stopped: Sto
     assert stopped.go_on() == NOT_EXIST
 
 
+ROW_FORM: dict[str, Any] = {"num_tensors": 2, "shape": (2, 4 * BIG_BLOCK), "dtype": "DT_INT8"}
+
+
+def stop_with_a_row(stopped: Stopped, point: str) -> None:
+    """D stands still while a row goes into blocks, by its request key."""
+    stopped.p.call("allocate", name="row", keys=[req(1, 7)], **ROW_FORM)
+    stopped.d.call("execute", code=f"from shmkv import _crash\n_crash.arm({point!r}, True)")
+    stopped.d.send("pull_blocks", key=req(1, 7), name="kv", src=[], dst=INTO)
+    assert stopped.d.wait_stopped_or_dead()
+
+
+@pytest.mark.parametrize("point", MIDDLE)
+@pytest.mark.parametrize(("command", "arguments"), [
+    ("remove_key", {"key": req(1, 7)}), ("unbind", {"name": "row", "rows": [0]}),
+    ("bind", {"name": "row", "keys": [(0, req(1, 8))]}),
+], ids=["removed", "unbound", "another key"])
+def test_row_whose_key_ends_while_it_goes_into_blocks(stopped: Stopped, point: str, command: str,
+                                                      arguments: dict[str, Any]) -> None:
+    stop_with_a_row(stopped, point)
+    stopped.p.call(command, **arguments)
+    assert stopped.go_on() == NOT_EXIST
+
+
+def test_row_that_another_decoder_takes_while_it_goes_into_blocks(stopped: Stopped, decoder: StartPeer) -> None:
+    """Both get it, and its key is consumed once."""
+    stop_with_a_row(stopped, "copying:3")
+    other = decoder(3)
+    other.call("allocate_blocks", name="kv", **BIG)
+    other.call("pull_blocks", key=req(1, 7), name="kv", src=[], dst=[0])
+    assert stopped.go_on() == SUCCESS
+    for each in (stopped.d, other):
+        assert each.outcome("pull_blocks", key=req(1, 7), name="kv", src=[], dst=[0]) == NOT_EXIST
+
+
 def test_block_outside_the_lists_does_not_matter(stopped: Stopped) -> None:
     stopped.stop_at("copying:3")
     stopped.p.call("unbind", name="kv", rows=[7])
