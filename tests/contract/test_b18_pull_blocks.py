@@ -344,3 +344,23 @@ def test_b18_after_finalize(own: OwnBlocks) -> None:
     for call in (own.pull, lambda: own.manager.copy_blocks(own.dst, {0: [1]}),
                  lambda: own.manager.swap_blocks(own.dst, own.dst, {0: 1})):
         assert _status(call) is LLMStatusCode.LLM_ENGINE_FINALIZED
+
+
+def test_b18_handles_of_an_earlier_init(here: Callable[..., Any]) -> None:
+    """Cache ids begin anew, and a handle of before names none of the new caches."""
+    first = here("DECODER", OWN)
+    old = first.kv_cache_manager.allocate_blocks_cache(BLOCKS)
+    first.finalize()
+    manager = here("DECODER", OWN).kv_cache_manager
+    new = manager.allocate_blocks_cache(BLOCKS)
+    assert old.cache_id == new.cache_id == 1
+    row = CacheKeyByIdAndIndex(OWN, new.cache_id)
+    for call in (lambda: manager.pull_blocks(row, old, [], [0]), lambda: manager.copy_blocks(old, {0: [1]}),
+                 lambda: manager.swap_blocks(old, _host(), {0: 1}), lambda: manager.swap_blocks(_host(), old, {0: 1})):
+        assert _status(call) is LLMStatusCode.LLM_KV_CACHE_NOT_EXIST
+    assert not cache_bytes.read(new).any()
+
+
+def _host() -> KvCache:
+    """Addresses that nobody may get to."""
+    return KvCache.create_cpu_cache(CacheDesc(4, [8, 16], DataType.DT_INT8, Placement.HOST), [64] * 4)
