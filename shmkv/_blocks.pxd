@@ -15,8 +15,9 @@ cdef struct Blocks:
     # Lists of a call: numbers of blocks, or of chunks where the side is a row.
     uint32_t* src
     uint32_t* dst
-    uint64_t* seen                  # room for a word of each source block
+    uint64_t* seen                  # room for a word of each source block that is looked at
     uint32_t count
+    uint32_t looked                 # source blocks that have to be there: those of `src`, and behind them such as are not copied
     uint32_t src_max                # greatest number of each list
     uint32_t dst_max
     int mode

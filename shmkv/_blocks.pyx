@@ -28,30 +28,34 @@ from shmkv._plan cimport (
 
 
 cdef class BlockLists:
-    """From two equally long lists of numbers below 2**32, not empty."""
+    """From two equally long lists of numbers below 2**32, not empty. `also`: source blocks that have to be there although another
+    one goes to their destination."""
 
-    def __cinit__(self, list src, list dst, int mode):
+    def __cinit__(self, list src, list dst, int mode, list also=None):
         cdef Blocks* blocks = &self.blocks
         cdef uint32_t i
+        cdef list looked = src + (also or [])
         if mode not in (BLOCKS_TO_BLOCKS, ROW_TO_BLOCKS, BLOCKS_TO_ROW) or not src or len(src) != len(dst):
             raise ValueError(f"lists of {len(src)} and {len(dst)} blocks in mode {mode}")
         blocks.mode = mode
         blocks.count = len(src)
-        blocks.src = <uint32_t*>calloc(blocks.count, sizeof(uint32_t))
+        blocks.looked = len(looked)
+        blocks.src = <uint32_t*>calloc(blocks.looked, sizeof(uint32_t))
         blocks.dst = <uint32_t*>calloc(blocks.count, sizeof(uint32_t))
-        blocks.seen = <uint64_t*>calloc(blocks.count, sizeof(uint64_t))
+        blocks.seen = <uint64_t*>calloc(blocks.looked, sizeof(uint64_t))
         if blocks.src == NULL or blocks.dst == NULL or blocks.seen == NULL:
             raise MemoryError(f"no memory for lists of {blocks.count} blocks")
-        for i in range(blocks.count):
-            blocks.src[i] = src[i]
-            blocks.dst[i] = dst[i]
+        for i in range(blocks.looked):
+            blocks.src[i] = looked[i]
             blocks.src_max = max(blocks.src_max, blocks.src[i])
+        for i in range(blocks.count):
+            blocks.dst[i] = dst[i]
             blocks.dst_max = max(blocks.dst_max, blocks.dst[i])
 
     @property
-    def src(self):
-        """The numbers of the source, as a list."""
-        return [self.blocks.src[i] for i in range(self.blocks.count)]
+    def looked(self):
+        """The numbers of the source blocks that have to be there, as a list."""
+        return [self.blocks.src[i] for i in range(self.blocks.looked)]
 
     def __dealloc__(self):
         free(self.blocks.src)

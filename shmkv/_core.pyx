@@ -180,7 +180,7 @@ cdef int look_at_progress(Link* link, Request* want, FoundRow* found) noexcept n
     if want.by == BY_BLOCKS_KEY:
         if want.blocks.src_max >= found.copy.num_rows:
             return PLAN_SRC_BLOCK
-        return look_at_rows(link.directory, found, want.blocks.src, want.blocks.count, tensors, want.blocks.seen)
+        return look_at_rows(link.directory, found, want.blocks.src, want.blocks.looked, tensors, want.blocks.seen)
     want.select.src_row = found.batch_index
     return 0 if load32_acquire(&found.row.progress) >= tensors else FIND_UNPUBLISHED    # consume: progress
 
@@ -259,7 +259,7 @@ cdef int finish(Link* link, Request* want, FoundRow* found) noexcept nogil:
     cdef uint32_t count = <uint32_t>want.select.dst_count
     cdef int status
     if want.by == BY_BLOCKS_KEY:
-        return recheck_rows(link.directory, found, want.blocks.src, want.blocks.count, want.blocks.seen, want.wait.entered_ns)
+        return recheck_rows(link.directory, found, want.blocks.src, want.blocks.looked, want.blocks.seen, want.wait.entered_ns)
     status = recheck(found, want.by == BY_KEY)
     if status != 0:
         return status

@@ -124,12 +124,13 @@ cdef class Directory(CacheRecords):
 
     def unbind(self, uint32_t slot, uint32_t batch_index):
         """Take the name from a row, under a new generation: a reader that is in it answers "not there", and nobody gets in, by
-        cache id either, before it is published again."""
+        cache id either, before it is published again. Two generations on, so that a row without a name is not taken for one that
+        got its first (`is_same_row`)."""
         cdef RowRecord* row = self.row_of(slot, batch_index)
         self.end_key(slot, batch_index, ROW_REMOVED)
         exchange32_seq(&row.progress, 0)
         crash_point(b"unbinding")
-        exchange64_seq(&row.word, make_word(word_generation(load64_relaxed(&row.word)) + 1, ROW_UNBOUND))
+        exchange64_seq(&row.word, make_word(word_generation(load64_relaxed(&row.word)) + 2, ROW_UNBOUND))
         fence_release()             # the word before the next bytes of the row, which come with plain stores
         self.key_changed()
 

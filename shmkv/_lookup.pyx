@@ -306,7 +306,7 @@ cdef inline bint is_still_there(const FoundRow* found) noexcept nogil:
 
 cdef bint is_same_row(uint64_t seen, uint64_t word) noexcept nogil:
     """Has a row had the same bytes since its word was `seen`, whatever became of a key? One without a key that got its first is
-    still the same row."""
+    still the same row: binding moves the generation on by one, unbinding by two."""
     return word_generation(word) == word_generation(seen) \
         or (word_state(seen) == ROW_UNBOUND and word_generation(word) == word_generation(seen) + 1)
 

@@ -49,7 +49,8 @@ class BlocksRequest:
         self.select: Select = (-1, 0, 0, 0, batch_index, *tensors)
         if check_bool("strict_format", strict_format):
             self.select = with_strict_format(self.select)
-        self.lists = BlockLists(*last_of_each(src or list(range(len(dst))), dst or list(range(len(src)))), mode)
+        sources, targets, others = last_of_each(src or list(range(len(dst))), dst or list(range(len(src))))
+        self.lists = BlockLists(sources, targets, mode, others)
 
     def _mode(self, src: list[int], dst: list[int]) -> int:
         """What goes where: blocks to blocks one by one; a row to blocks, and blocks to a row of a contiguous cache, in order."""
@@ -74,28 +75,16 @@ def check_numbers(name: str, blocks: list[int]) -> list[int]:
     return [min(block, UINT32_MAX) for block in blocks]
 
 
-def last_of_each(src: list[int], dst: list[int]) -> tuple[list[int], list[int]]:
-    """The pairs of two lists without those whose destination comes again later."""
+def last_of_each(src: list[int], dst: list[int]) -> tuple[list[int], list[int], list[int]]:
+    """The pairs of two lists without those whose destination comes again later, and the sources that are in no pair then."""
     if len(set(dst)) == len(dst):
-        return src, dst
+        return src, dst, []
     last = dict(zip(dst, src, strict=True))
-    return list(last.values()), list(last)
+    return list(last.values()), list(last), list(set(src).difference(last.values()))
 
 
-def check_copy_block_info(info: dict[int, list[int]], count: int) -> list[Pair]:
-    """The (source, destination) pairs of `copy_blocks`, in order. `count`: blocks of the cache."""
-    pairs = []
-    for src, targets in info.items():
-        check_numbers("copy_block_info", [src])
-        for dst in check_numbers("copy_block_info", targets):
-            if src >= count or dst >= count:
-                raise LLMParamError(f"argument 'copy_block_info' must have blocks below {count}, got {shown({src: targets})}")
-            pairs.append((src, dst))
-    return pairs
-
-
-def check_copy_block_types(info: object) -> dict[int, list[int]]:
-    """Return `info` if it is a dict of int to lists of int."""
+def check_copy_block_info(info: object) -> dict[int, list[int]]:
+    """Return `info` if it is a dict of int to lists of int, all of them uint64."""
     mapping: dict[int, list[int]] = check_type("copy_block_info", info, dict)
     for src, targets in mapping.items():
         if not isinstance(src, int):
@@ -103,7 +92,17 @@ def check_copy_block_types(info: object) -> dict[int, list[int]]:
         if not isinstance(targets, list):
             raise wrong_element("copy_block_info", src, targets, list)
         check_sequence("copy_block_info", targets, int)
+    for src, targets in mapping.items():
+        check_numbers("copy_block_info", [src, *targets])
     return mapping
+
+
+def copy_pairs(info: dict[int, list[int]], count: int) -> list[Pair]:
+    """The (source, destination) pairs of `copy_blocks`, in order. LLMParamError for one beyond the `count` blocks of the cache."""
+    for src, targets in info.items():
+        if max(src, *targets, 0) >= count:
+            raise LLMParamError(f"argument 'copy_block_info' must have blocks below {count}, got {shown({src: targets})}")
+    return [(src, dst) for src, targets in info.items() for dst in targets]
 
 
 def batches(pairs: list[Pair]) -> Iterator[list[Pair]]:
@@ -131,4 +130,5 @@ def check_swap_indices(src_to_dst: dict[int, int], src_count: int, dst_count: in
         for block in check_numbers("src_to_dst", blocks):
             if block >= count:
                 raise LLMParamError(f"argument 'src_to_dst' must have {name} blocks below {count}, got {block}")
-    return list(zip(*last_of_each(list(src_to_dst), list(src_to_dst.values())), strict=True))
+    sources, targets, _ = last_of_each(list(src_to_dst), list(src_to_dst.values()))
+    return list(zip(sources, targets, strict=True))

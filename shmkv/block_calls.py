@@ -8,8 +8,8 @@ from shmkv.block_arguments import (
     Pair,
     batches,
     check_copy_block_info,
-    check_copy_block_types,
     check_swap_indices,
+    copy_pairs,
 )
 from shmkv.checks import check_dict
 from shmkv.errors import LLMParamError
@@ -62,11 +62,11 @@ class BlockCalls(ManagerBase):
         """
         self._cluster.check_usable()
         check_kv_cache("cache", cache)
-        info = check_copy_block_types(copy_block_info)
+        info = check_copy_block_info(copy_block_info)
         check_device("cache", cache)
         with self._cluster.lock:
             own = self._usable(cache)
-            pairs = check_copy_block_info(info, own.desc.batch_size)
+            pairs = copy_pairs(info, own.desc.batch_size)
             own.local.count_in()
         try:
             for batch in batches(pairs):

@@ -45,7 +45,7 @@ def _pull_row(cluster: Cluster, key: PullKey, dst: LocalCache, select: Select, c
 
 def _pull_blocks(cluster: Cluster, key: BlocksCacheKey, dst: LocalCache, select: Select, lists: BlockLists) -> int:
     """As a reader over a link does: each block published, and still the same after the copy."""
-    blocks = lists.src
+    blocks = lists.looked
     with cluster.lock:
         source = cluster.caches.sources.by_blocks_key(key.model_id)
         if source is None:

@@ -12,6 +12,8 @@ from shmkv._local import LocalCache
 from shmkv._mapping import Region
 from shmkv._plan import ShapeList
 from shmkv.cache_layout import CacheLayout, layout
+from shmkv.checks import shown
+from shmkv.errors import LLMParamError
 from shmkv.types import CacheDesc
 from shmkv.user_memory import HeldMemory
 
@@ -108,6 +110,9 @@ def held_layout(wanted: CacheLayout, held: HeldMemory) -> CacheLayout:
 
 def at_addresses(desc: CacheDesc, addresses: Sequence[int]) -> LocalCache:
     """Tensors of the caller, each in one piece at its address, as `create_cpu_cache` takes them. LLMParamError for a description
-    that no memory can be asked for."""
+    that no memory can be asked for, and for addresses that no memory has."""
+    for place, address in enumerate(addresses):
+        if not 0 < address < 2**63 - desc.tensor_size(place):
+            raise LLMParamError(f"tensor {place} is at address {shown(address)}, where no memory can be")
     base, shapes = min(addresses), layout(desc).tensors
     return LocalCache(CallerMemory(base), shapes.moved([address - base for address in addresses]))

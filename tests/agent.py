@@ -101,6 +101,13 @@ class Agent:
         self.caches[name] = made
         return int(made.cache_id)
 
+    def allocate_blocks(self, name: str, num_tensors: int = 4, shape: tuple[int, ...] = (8, 16), dtype: str = "DT_INT8",
+                        key: list[Any] | None = None, **more: Any) -> int:
+        desc = shmkv.CacheDesc(num_tensors, list(shape), shmkv.DataType[dtype])
+        made = self.dist.kv_cache_manager.allocate_blocks_cache(desc, make_key(key) if key else None, **more)
+        self.caches[name] = made
+        return int(made.cache_id)
+
     def deallocate(self, name: str) -> None:
         self.dist.kv_cache_manager.deallocate_cache(self.caches[name])
 
@@ -175,6 +182,9 @@ class Agent:
     def pull(self, key: list[Any], name: str, **how: Any) -> None:
         self.dist.kv_cache_manager.pull_cache(make_key(key), self.caches[name], **how)
 
+    def pull_blocks(self, key: list[Any], name: str, src: list[int], dst: list[int], **how: Any) -> None:
+        self.dist.kv_cache_manager.pull_blocks(make_key(key), self.caches[name], src, dst, **how)
+
     # what the library logs
 
     def listen(self) -> None:
@@ -224,7 +234,9 @@ def answer(agent: Agent, name: str, arguments: dict[str, Any]) -> dict[str, Any]
 
 
 def decode(item: dict[str, Any]) -> Any:
-    """JSON has no range: Peer sends one as {"range": [start, stop, step]}."""
+    """JSON has no range and no HeadSlice: Peer sends {"range": [start, stop, step]} and {"heads": arguments}."""
+    if set(item) == {"heads"}:
+        return shmkv.HeadSlice(*item["heads"])
     return range(*item["range"]) if set(item) == {"range"} else item
 
 

@@ -5,6 +5,7 @@ MASK = 2**64 - 1
 ID_BIT = 1 << 32
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 KIND_OFFSET = 0x9E3779B97F4A7C15
+BLOCKS_MASK, BLOCKS_BITS = 0xA24BAED4963EE407, 3 << 32
 
 
 def mix(x: int) -> int:
@@ -55,3 +56,8 @@ def same_but_for_model_id(wanted: int, req_id: int, prefix_id: int = MASK) -> li
 def same_but_for_req_id(wanted: int, model_id: int = 0) -> list[tuple[int, int, int, int]]:
     """Two keys that differ in req_id alone: the hash leaves one bit of its last step out."""
     return [(1, req_id_for(target, 1, MASK, model_id), MASK, model_id) for target in (wanted & ~ID_BIT, wanted | ID_BIT)]
+
+
+def blocks_models(wanted: int) -> list[int]:
+    """The four model ids whose blocks keys have one hash, which says by two bits that it is a blocks key's."""
+    return [unmix((wanted & ~BLOCKS_BITS) | bits << 32) ^ BLOCKS_MASK for bits in range(4)]

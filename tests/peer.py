@@ -46,6 +46,17 @@ def by_id(cluster_id: int, cache_id: int, row: int = 0) -> list[Any]:
     return ["id", cluster_id, cache_id, row]
 
 
+def blocks(cluster_id: int, model_id: int = 0) -> list[Any]:
+    """BlocksCacheKey."""
+    return ["blocks", cluster_id, model_id]
+
+
+def heads(head_dim_index: int, src_heads: int | None = None, src: range | None = None,
+          dst: range | None = None) -> dict[str, list[Any]]:
+    """HeadSlice."""
+    return {"heads": [head_dim_index, src_heads, src, dst]}
+
+
 @dataclass(frozen=True)
 class Answer:
     """What a command came to, and how many milliseconds it took inside the other process."""

@@ -1,4 +1,4 @@
-"""Numpy twin of plan and copy: what pull_cache has to answer, by brute force.
+"""Numpy twin of plan and copy: what pull_cache, pull_blocks, copy_blocks and swap_blocks have to answer, by brute force.
 
 A cache is a uint8 array of shape (num_tensors, outer, rows, inner): ``outer`` is the product of the
 dimensions before the batch dimension, ``inner`` the bytes of the dimensions after it. A row is what
@@ -155,6 +155,103 @@ def copy_tensors(src: Tensors, dst: Tensors, rows: tuple[int, int], offset: int,
     after = [tensor.copy() for tensor in dst]
     for length, source, target in zip(lengths, src, after, strict=True):
         _move_row(source, target, rows, (offset, offset), length)
+    return after
+
+
+@dataclass(frozen=True)
+class PullBlocks:
+    """Arguments of one pull_blocks. With `by_row` the key names row `src_row`, else the source's blocks."""
+
+    prompt_blocks: Any = ()
+    decoder_blocks: Any = ()
+    src_layer_range: Any = None
+    dst_layer_range: Any = None
+    tensor_num_per_layer: Any = 2
+    by_row: bool = False
+    src_row: int = 0
+    into_row: bool = False              # the destination is no blocks cache, and decoder_blocks is empty
+    batch_index: int = 0
+
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments that differ from their defaults."""
+        names = ("src_layer_range", "dst_layer_range", "tensor_num_per_layer", "batch_index")
+        return {name: getattr(self, name) for name in names if getattr(self, name) != getattr(PullBlocks, name)}
+
+
+def _check_lists(pull: PullBlocks) -> None:
+    src, dst = pull.prompt_blocks, pull.decoder_blocks
+    if pull.by_row:
+        _need(not src and len(dst) > 0)
+    elif pull.into_row:
+        _need(len(src) > 0 and not dst)
+    else:
+        _need(len(src) == len(dst) > 0)
+    _need(pull.into_row or pull.batch_index == 0)
+    for number in (*src, *dst):
+        _need_int(number, 0, 2**64 - 1)
+
+
+def _chunks(cache: Bytes, tensor: int, row: int, numbers: Any, nbytes: int | None) -> list[Bytes]:
+    """What numbers name: rows, or with `nbytes` chunks of one row."""
+    if nbytes is None:
+        return [cache[tensor, :, number, :].reshape(-1) for number in numbers]
+    whole = cache[tensor, :, row, :].reshape(-1)
+    return [whole[place * nbytes:(place + 1) * nbytes] for place in range(len(numbers))]
+
+
+def pull_blocks_bytes(src: Bytes | None, dst: Bytes, pull: PullBlocks) -> Bytes:
+    """The destination after pull_blocks; ``src`` None means that the key names nothing. Raises Refused."""
+    _check_lists(pull)
+    _check_arguments(Pull(src_layer_range=pull.src_layer_range, dst_layer_range=pull.dst_layer_range, batch_index=pull.batch_index,
+                          tensor_num_per_layer=pull.tensor_num_per_layer), dst.shape[0])
+    count = max(len(pull.prompt_blocks), len(pull.decoder_blocks))
+    _need(max((pull.batch_index,) if pull.into_row else pull.decoder_blocks) < dst.shape[2])
+    into = _tensors(pull.dst_layer_range, pull.tensor_num_per_layer, dst.shape[0])
+    if src is None or (pull.by_row and not 0 <= pull.src_row < src.shape[2]):
+        raise Refused(NOT_EXIST)
+    _need(pull.by_row or max(pull.prompt_blocks) < src.shape[2])
+    src_nbytes, dst_nbytes = src.shape[1] * src.shape[3], dst.shape[1] * dst.shape[3]
+    _need(count * dst_nbytes <= src_nbytes if pull.by_row else count * src_nbytes <= dst_nbytes if pull.into_row
+          else src_nbytes == dst_nbytes)
+    out_of = _tensors(pull.src_layer_range, pull.tensor_num_per_layer, src.shape[0])
+    ranges_given = pull.src_layer_range is not None or pull.dst_layer_range is not None
+    _need(not ranges_given or _divides(pull.tensor_num_per_layer, src.shape[0]))
+    _need(len(out_of) == len(into))
+    after = dst.copy()
+    for src_tensor, dst_tensor in zip(out_of, into, strict=True):
+        read = _chunks(src, src_tensor, pull.src_row, pull.prompt_blocks or range(count), dst_nbytes if pull.by_row else None)
+        if pull.into_row:
+            row = after[dst_tensor, :, pull.batch_index, :].reshape(-1)
+            row[:count * src_nbytes] = np.concatenate(read)
+            after[dst_tensor, :, pull.batch_index, :] = row.reshape(dst.shape[1], dst.shape[3])
+            continue
+        for number, block in zip(pull.decoder_blocks, read, strict=True):
+            after[dst_tensor, :, number, :] = block.reshape(dst.shape[1], dst.shape[3])
+    return after
+
+
+def expected_pull_blocks(src: Bytes | None, dst: Bytes, pull: PullBlocks) -> tuple[str, Bytes]:
+    """(answer, destination afterwards), as `expected_pull`."""
+    try:
+        return SUCCESS, pull_blocks_bytes(src, dst, pull)
+    except Refused as refusal:
+        return str(refusal), dst
+
+
+def copied_blocks(cache: Bytes, info: dict[int, list[int]]) -> Bytes:
+    """A cache after copy_blocks: each copy sees the earlier ones."""
+    after = cache.copy()
+    for src, targets in info.items():
+        for dst in targets:
+            after[:, :, int(dst), :] = after[:, :, int(src), :].copy()
+    return after
+
+
+def swapped_blocks(src: Bytes, dst: Bytes, src_to_dst: dict[int, int]) -> Bytes:
+    """The destination after swap_blocks; blocks have the same bytes, in whatever pieces."""
+    after = dst.copy()
+    for one, other in src_to_dst.items():
+        after[:, :, int(other), :] = src[:, :, int(one), :].reshape(dst.shape[0], dst.shape[1], dst.shape[3])
     return after
 
 

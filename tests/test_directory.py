@@ -256,6 +256,29 @@ def test_unbound_row_is_unpublished(owner: Owner) -> None:
     assert owner.directory.progress(slot, 0) == 0
 
 
+SAME, OTHER = True, False
+CHANGES = {
+    "first key": (["bind"], SAME), "first key, removed": (["bind", "remove"], SAME), "published": (["publish"], SAME),
+    "unbound": (["unbind"], OTHER), "unbound, published": (["unbind", "publish"], OTHER),
+    "unbound, bound": (["unbind", "bind"], OTHER),
+    "bound, unbound": (["bind", "unbind"], OTHER), "bound twice": (["bind", "bind"], OTHER),
+    "bound, removed, bound": (["bind", "remove", "bind"], OTHER), "unbound twice": (["unbind", "unbind"], OTHER),
+}
+
+
+@pytest.mark.parametrize(("changes", "same"), CHANGES.values(), ids=list(CHANGES))
+def test_row_without_a_key_is_the_same_row_until_it_is_unbound_or_bound_again(owner: Owner, changes: list[str], same: bool) -> None:
+    slot, _, _ = owner.insert(1, 3)
+    calls = {"bind": lambda: owner.directory.bind(slot, 1, request(1)), "unbind": lambda: owner.directory.unbind(slot, 1),
+             "remove": lambda: owner.directory.remove(slot, 1), "publish": lambda: owner.directory.publish(slot, 1, 1)}
+    for others in ([1], [0, 1, 2]):
+        seen = owner.directory.row_words(slot, others)
+        assert owner.directory.are_same_rows(slot, others, seen)
+    for change in changes:
+        calls[change]()
+    assert owner.directory.are_same_rows(slot, [0, 1, 2], seen) is same
+
+
 def test_rebinding_a_row_ends_its_old_key(owner: Owner) -> None:
     slot, _, _ = owner.insert()
     owner.directory.bind(slot, 0, request(1))

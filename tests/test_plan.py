@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_bytes import spread
 
 from shmkv import _plan
 
@@ -95,10 +96,6 @@ def brute_force(src: Cache, dst: Cache, want: Want) -> list[tuple[int, int]] | i
         into = dst.row(want.dst_first + i, want.dst_row)[want.dst_offset:want.dst_offset + length]
         pairs += zip(out_of.tolist(), into.tolist(), strict=True)
     return pairs
-
-
-def spread(runs: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
-    return [(src + i, dst + i) for src, dst, nbytes in runs for i in range(nbytes)]
 
 
 def plan(src: Cache, dst: Cache, want: Want) -> Any:

@@ -33,6 +33,8 @@ def nothing():
 def everything_is_refused():
     calls = [lambda: agent.dist.kv_cache_manager, lambda: agent.dist.link_clusters([], 100),
              lambda: manager.pull_cache(shmkv.CacheKeyByIdAndIndex(1, 1), cache), lambda: manager.deallocate_cache(cache),
+             lambda: manager.pull_blocks(shmkv.BlocksCacheKey(1), cache, [0], [1]),
+             lambda: manager.copy_blocks(cache, {0: [1]}), lambda: manager.swap_blocks(cache, cache, {0: 1}),
              lambda: manager.collect(), lambda: manager.allocate_cache(shmkv.CacheDesc(1, [1, 8], shmkv.DataType.DT_INT8))]
     for number, call in enumerate(calls):
         try:

@@ -122,6 +122,40 @@ def test_a4_2_decoder_allocates_without_keys(here: Here) -> None:
     assert [cache.cache_id for cache in made] == [1, 2]
 
 
+def test_a4_2_decoder_allocates_blocks_without_a_key(here: Here) -> None:
+    manager = here("DECODER").kv_cache_manager
+    made = manager.allocate_blocks_cache(SMALL)
+    assert (made.cache_id, made.is_blocks_cache) == (1, True)
+    assert [len(addresses) for addresses in made.per_device_tensor_addrs] == [2]
+    with pytest.raises(LLMParamError):
+        manager.allocate_blocks_cache(SMALL, BlocksCacheKey(1))
+    assert manager.allocate_blocks_cache(SMALL, None).cache_id == 2, "the refused one got no id"
+
+
+@pytest.mark.parametrize("role", ["PROMPT", "MIX"])
+def test_a4_2_other_roles_allocate_blocks_with_a_key(here: Here, role: str) -> None:
+    manager = here(role).kv_cache_manager
+    assert manager.allocate_blocks_cache(SMALL, BlocksCacheKey(1)).is_blocks_cache
+    assert not manager.allocate_cache(SMALL).is_blocks_cache
+
+
+@pytest.mark.parametrize(("desc", "key", "error"), [
+    (None, None, TypeError), ("desc", None, TypeError), (SMALL, "key", TypeError), (SMALL, CacheKey(1, 1), TypeError),
+    (SMALL, [BlocksCacheKey(1)], TypeError), (SMALL, 0, TypeError),
+    (CacheDesc(0, [2, 8], DataType.DT_INT8), None, LLMParamError),
+    (CacheDesc(1, [2, 8], DataType.DT_INT8, Placement.HOST), BlocksCacheKey(1), LLMParamError),
+    (CacheDesc(1, [2, 8], DataType.DT_INT8, batch_dim_index=1), BlocksCacheKey(1), LLMParamError),
+    (CacheDesc(1, [0, 8], DataType.DT_INT8), BlocksCacheKey(1), LLMParamError),
+], ids=str)
+def test_a4_2_blocks_that_cannot_be_allocated(here: Here, desc: Any, key: Any, error: type[Exception]) -> None:
+    manager = here("PROMPT").kv_cache_manager
+    with pytest.raises(error):
+        manager.allocate_blocks_cache(desc, key)
+    with pytest.raises(TypeError, match="unheard_of"):
+        manager.allocate_blocks_cache(SMALL, unheard_of=1)
+    assert manager.allocate_blocks_cache(SMALL, BlocksCacheKey(1)).cache_id == 1, "neither key nor id was used up"
+
+
 @pytest.mark.parametrize("role", ["DECODER", "MIX"])
 def test_a4_2_only_a_prompt_binds_and_removes_keys(here: Here, role: str) -> None:
     manager = here(role).kv_cache_manager
@@ -178,6 +212,63 @@ def test_a4_4_small_memory_size_stops_no_allocation(here: Here) -> None:
     made = [manager.allocate_cache(desc) for _ in range(2)]
     assert [cache.cache_id for cache in made] == [1, 2]
     assert sum(cache.cache_desc.size * 10 for cache in made) > 39_000_000
+
+
+def test_a4_4_two_blocks_caches_of_different_models(here: Here) -> None:
+    manager = here("PROMPT", raw={"ge.flowGraphMemMaxSize": "10240"}).kv_cache_manager
+    desc = CacheDesc(10, [10, 96, 1024], DataType.DT_FLOAT16)
+    made = [manager.allocate_blocks_cache(desc, BlocksCacheKey(1, model_id)) for model_id in (0, 1)]
+    assert [cache.cache_id for cache in made] == [1, 2]
+    assert sum(cache.cache_desc.size * 10 for cache in made) > 39_000_000
+
+
+def test_a4_4_one_living_blocks_cache_a_model(here: Here) -> None:
+    manager = here("PROMPT").kv_cache_manager
+    first = manager.allocate_blocks_cache(SMALL, BlocksCacheKey(1, 7))
+    for key in (BlocksCacheKey(1, 7), BlocksCacheKey(99, 7)):        # the cluster id of a key is not looked at here
+        with pytest.raises(LLMParamError):
+            manager.allocate_blocks_cache(SMALL, key)
+    assert manager.stats()["caches"] == 1
+    manager.deallocate_cache(first)
+    assert manager.allocate_blocks_cache(SMALL, BlocksCacheKey(1, 7)).cache_id == 2
+    again = manager.allocate_blocks_cache(SMALL, BlocksCacheKey(1, 2**64 - 1))
+    del again
+    manager.collect()
+    manager.allocate_blocks_cache(SMALL, BlocksCacheKey(1, 2**64 - 1))
+
+
+def test_a4_4_blocks_keys_and_padding_are_apart(here: Here) -> None:
+    """A blocks key of model 3 and padding of model 3 share no entry of an index."""
+    manager = here("PROMPT").kv_cache_manager
+    nothing = 2**64 - 1
+    manager.allocate_cache(SMALL, [CacheKey(1, nothing, 3), CacheKey(1, 5, 3)])
+    blocks = manager.allocate_blocks_cache(SMALL, BlocksCacheKey(1, 3))
+    manager.remove_cache_key(CacheKey(1, nothing, 3))
+    manager.allocate_cache(SMALL, [CacheKey(1, nothing, 3)])
+    with pytest.raises(LLMParamError):
+        manager.allocate_blocks_cache(SMALL, BlocksCacheKey(1, 3))
+    assert blocks.is_blocks_cache
+
+
+@pytest.mark.parametrize("zero", [False, True])
+def test_a4_4_fresh_and_zeroed_blocks_hold_zeros(here: Here, zero: bool) -> None:
+    manager = here("PROMPT").kv_cache_manager
+    for _ in range(2 if zero else 1):
+        cache = manager.allocate_blocks_cache(CacheDesc(4, [2, 4096], DataType.DT_INT8), zero=zero)
+        assert not any(tensor.numpy().any() for tensor in cache.tensors)
+        for tensor in cache.tensors:
+            tensor.numpy()[...] = 0x5A
+        manager.deallocate_cache(cache)
+
+
+def test_a4_6_allocate_and_deallocate_blocks_with_and_without_a_key(here: Here) -> None:
+    manager = here("PROMPT").kv_cache_manager
+    for key in (None, BlocksCacheKey(1), None, BlocksCacheKey(1)):
+        cache = manager.allocate_blocks_cache(SMALL, key)
+        manager.deallocate_cache(cache)
+        manager.deallocate_cache(cache)
+        assert cache.per_device_tensor_addrs == []
+    assert manager.stats()["caches"] == 0, "a blocks key keeps no memory"
 
 
 def test_a4_6_remove_keys_after_deallocate(here: Here) -> None:
