@@ -60,6 +60,7 @@ from shmkv._layout cimport (
 from shmkv._link cimport (
     LINK_BUSY,
     LINK_FORKED,
+    LINK_INTERRUPTED,
     LINK_TIMEOUT,
     SIGNALS_NS,
     is_forked,
@@ -150,8 +151,8 @@ cdef int pull_locked(Link* link, Local* dst, Request* want) noexcept nogil:
             crash_point(b"copied")
             want.nbytes = plan.nbytes
             status = finish(link, want, &found)
-        if is_forked(link):
-            return LINK_FORKED      # a signal handler forked: hazard, lock and counters are the parent's
+        if is_forked(link):         # by a signal handler, which may have raised, too: hazard, lock and counters are the parent's
+            return status if status == LINK_INTERRUPTED else LINK_FORKED
         unpin(link.mine)
     count(link, want, status)
     return status

@@ -158,15 +158,15 @@ class Settle(Scenario):
         mortal.call("link", ids=[1])
         mortal.call("allocate", name="buffer", num_tensors=4, shape=(2, 64))
         halves = [[(0, 0), (0, 0)], [(1, 1), (1, 1)]]
-        mortal.call("execute", code=_pull_layers(number, *halves[0]))
-        mortal.send("execute", code=_pull_layers(number, *halves[1]))
+        mortal.call("execute", code=pull_layers(number, *halves[0]))
+        mortal.send("execute", code=pull_layers(number, *halves[1]))
         assert not mortal.wait_stopped_or_dead()
 
     def act(self) -> None:
         self.peer.send("execute", code=LOOK_FOR_THE_DEAD)
 
 
-def _pull_layers(number: int, *ranges: tuple[int, int]) -> str:
+def pull_layers(number: int, *ranges: tuple[int, int]) -> str:
     (src, dst) = ranges
     return (f"agent.dist.kv_cache_manager.pull_cache(shmkv.CacheKey(1, {number}, 0), agent.caches['buffer'], "
             f"src_layer_range=range({src[0]}, {src[1] + 1}), dst_layer_range=range({dst[0]}, {dst[1] + 1}))")
@@ -259,10 +259,10 @@ class PullLastPart(Pull):
 
     def prepare(self) -> None:
         super().prepare()
-        self.peer.call("execute", code=_pull_layers(self.number, (0, 0), (0, 0)))
+        self.peer.call("execute", code=pull_layers(self.number, (0, 0), (0, 0)))
 
     def act(self) -> None:
-        self.peer.send("execute", code=_pull_layers(self.number, (1, 1), (1, 1)))
+        self.peer.send("execute", code=pull_layers(self.number, (1, 1), (1, 1)))
 
 
 class PullWaitedFor(Pull):
