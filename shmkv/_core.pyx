@@ -67,7 +67,7 @@ from shmkv._link cimport (
     is_inside,
     link_enter,
     link_leave,
-    look_at_memory,
+    look,
     look_between_chunks,
     run_signals,
 )
@@ -218,8 +218,8 @@ cdef int attach(Link* link, Request* want, const FoundRow* found, Attached** seg
         crash_point(b"attaching")
         status = attach_segment(&link.segments, link.prefix, link.peer_incarnation, found.copy.segment_serial,
                                 found.copy.segment_nbytes, segment)
-        if status == -ENOENT and look_at_memory(link) != 0:
-            status = look_at_memory(link)       # the peer is just finalizing
+        if status == -ENOENT and look(link) != 0:
+            status = look(link)     # the peer is just finalizing, or dead and being swept
     elif segment[0].nbytes != found.copy.segment_nbytes:
         status = ATTACH_SIZE
     if status == 0:

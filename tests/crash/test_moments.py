@@ -120,6 +120,20 @@ def test_owner_that_finalizes_before_its_segment_is_opened_is_gone(house: House)
     house.judge()
 
 
+def test_owner_that_is_swept_before_its_segment_is_opened_is_gone(house: House) -> None:
+    """Its files are removed, its record stands."""
+    stop_in_pull(house, "attaching", house.publish(1, "new"))
+    house.peers[1].kill()
+    sweeper = house.peers[9] = house.namespace.start(house.env)
+    sweeper.call("execute", code=arming("sweeping", True))
+    sweeper.send("init", role="PROMPT", cluster_id=9, options={}, raw={})
+    assert sweeper.wait_stopped_or_dead()
+    assert go_on(house) == TIMED_OUT
+    sweeper.cont()
+    assert sweeper.receive().outcome == SUCCESS
+    house.judge()
+
+
 @pytest.mark.parametrize(("bindings", "outcome"), [(1, SUCCESS), (2, NOT_EXIST)])
 def test_row_without_a_key_that_gets_one_while_it_is_copied(house: House, bindings: int, outcome: str) -> None:
     """Its first key changes no byte of it; with the next one the owner may have written others."""
