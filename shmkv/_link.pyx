@@ -62,9 +62,11 @@ cdef unsigned long main_thread = threading.main_thread().ident
 
 
 def _find_main_thread():
-    """In a forked child the thread that forked is the main thread."""
+    """In a forked child the thread that forked is the main thread. A pull that it was inside of, when a signal handler forked, is
+    its parent's."""
     global main_thread
     main_thread = threading.main_thread().ident
+    thread_set_inside(False)
 
 
 os.register_at_fork(after_in_child=_find_main_thread)

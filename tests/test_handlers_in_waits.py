@@ -176,6 +176,29 @@ def test_child_of_a_handler_leaves_its_parents_wait_alone(waiting: Waiting, plac
     assert (status, waiting.pair.handle.users) == (0, 0)
 
 
+def test_child_of_a_handler_has_links_of_its_own(namespace: Namespace, waiting: Waiting) -> None:
+    """In the middle of a pull of its parent, whose link is none of its business."""
+    seen: list[int] = []
+
+    def fork() -> None:
+        child = fork_here()
+        if child == 0:
+            code = CHILD_DID_SOMETHING
+            try:
+                own = Waiting(f"{namespace.name}-child")
+                own.other.release()
+                code = CHILD_WAS_REFUSED if (waiting.pull(), own.pull()) == (_link.FORKED, 0) else CHILD_DID_SOMETHING
+                own.pair.close()
+            finally:
+                os._exit(code)
+        seen.append(exit_code_of(child))
+        waiting.other.release()
+
+    with handler_when(waiting.is_waited_for, fork):
+        assert waiting.pull() == 0
+    assert seen == [CHILD_WAS_REFUSED]
+
+
 def test_child_cannot_use_its_parents_link(waiting: Waiting) -> None:
     waiting.other.release()
     child = fork_here()
