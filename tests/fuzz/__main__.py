@@ -37,9 +37,10 @@ def outcome_of(wanted: argparse.Namespace) -> run.Outcome:
 
 
 def end_in_order(number: int, _: object) -> None:
-    """Of SIGINT and SIGTERM: workers, too, and nothing is left behind."""
-    run.stop_all()
-    sys.exit(128 + number)
+    """Of SIGINT and SIGTERM: workers end, too, and nothing is left behind. While threads watch them, no exception: an interrupted
+    join would take its thread for ended, and what that one has to remove would stay."""
+    if not run.stop_all():
+        sys.exit(128 + number)
 
 
 def main() -> int:

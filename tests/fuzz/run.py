@@ -49,10 +49,12 @@ def clean(prefix: str) -> list[str]:
     return left
 
 
-def stop_all() -> None:
-    """An interrupted run: whoever watches a worker sees that it ended, and removes what it left."""
-    for worker in list(running):
+def stop_all() -> bool:
+    """An interrupted run: whoever watches a worker sees that it ended, and removes what it left. Was there any?"""
+    found = list(running)
+    for worker in found:
         worker.kill()
+    return bool(found)
 
 
 def folder_of(flipping: bool) -> Path:
