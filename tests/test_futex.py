@@ -187,6 +187,17 @@ def test_value_that_nobody_writes_is_an_error(word: Word, value: int) -> None:
     assert word.value == value
 
 
+def test_number_that_is_added_to_waits_for_the_other_side(word: Word) -> None:
+    assert word.sides[0].acquire(0)
+    thread = start(lambda: word.sides[1].add_under(word.region.base + 64, 3))
+    wait_for_waiter(word)
+    time.sleep(1.5 * SLICE_S)           # a slice ends without the word
+    word.sides[0].release()
+    thread.join()
+    assert memory.content(word.region, 64, 8).view("u8")[0] == 3
+    assert word.value == FREE
+
+
 def test_waiter_notices_a_scribbled_word(word: Word) -> None:
     assert word.sides[0].acquire(0)
     heard: list[str] = []

@@ -182,7 +182,7 @@ def test_part_of_a_key_that_was_bound_anew_marks_nothing(house: House) -> None:
     house.judge()
 
 
-@pytest.mark.parametrize("point", ["word-marking", "word-giving-up"])
+@pytest.mark.parametrize("point", ["word-looking", "word-marking", "word-giving-up"])
 def test_lock_that_is_given_back_at_that_moment_is_not_lost(house: House, point: str) -> None:
     """By a decoder that was in a pull; the prompt wants to wait for it, or not to wait any more."""
     prompt, reader = house.peers[1], house.peers[2]
