@@ -19,7 +19,7 @@ test: $(VENV)/.with-test
 
 # make torture TORTURE='--minutes 10 --kills 10000': what python -m torture --help says.
 torture: $(VENV)/.with-test
-	@PYTHONPATH=tests $(BIN)/python -m torture $(TORTURE)
+	@PYTHONPATH=tests exec $(BIN)/python -m torture $(TORTURE)
 
 lint: $(VENV)/.with-lint $(VENV)/.with-test
 	@$(BIN)/ruff check .
@@ -32,17 +32,17 @@ SEED ?= 1
 LIVE_S ?= 60
 
 fuzz: $(VENV)/.with-test
-	@cd tests && ../$(BIN)/python -m fuzz --inputs $(INPUTS) --seed $(SEED)
-	@cd tests && ../$(BIN)/python -m fuzz --flips --inputs $$(($(INPUTS) / 10)) --seed $(SEED)
-	@cd tests && ../$(BIN)/python -m fuzz --live $(LIVE_S) --seed $(SEED)
+	@cd tests && exec ../$(BIN)/python -m fuzz --inputs $(INPUTS) --seed $(SEED)
+	@cd tests && exec ../$(BIN)/python -m fuzz --flips --inputs $$(($(INPUTS) / 10)) --seed $(SEED)
+	@cd tests && exec ../$(BIN)/python -m fuzz --live $(LIVE_S) --seed $(SEED)
 
-# Lines of the copy kernel, the lock and the directory that no test comes by.
-coverage: $(VENV)/.with-test $(VENV)/.with-coverage
+# Lines and branches of the copy kernel, the lock and the directory that no test comes by. Needs gcov, which comes with gcc.
+coverage: $(VENV)/.with-test
 	@$(BIN)/python tests/reached.py
 
 # Hours: what docs/reliability.md tells of, at the length that it tells of.
 soak: $(VENV)/.with-test
-	@SHMKV_ROUNDS=10 $(BIN)/python -m pytest --timeout=7200 tests/crash tests/nth_call tests/cases tests/processes tests/test_thread_sanitizer.py
+	@SHMKV_ROUNDS=10 exec $(BIN)/python -m pytest tests/crash tests/nth_call tests/cases tests/processes tests/test_thread_sanitizer.py
 	@$(MAKE) torture TORTURE='--minutes 20 --kills 10000 --pulls 1000000'
 	@$(MAKE) fuzz
 

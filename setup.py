@@ -2,7 +2,7 @@
 
 SHMKV_DEBUG=1         no optimisation, full debug information, the macro SHMKV_DEBUG
 SHMKV_SANITIZE=LIST   the value goes to -fsanitize= (address,undefined or thread)
-SHMKV_COVERAGE=1      line tracing, for coverage of the .pyx files
+SHMKV_COVERAGE=1      no optimisation, counts of lines and branches for gcov
 SHMKV_CRASH_POINTS=1  a test build: named points at which a process stops or dies when told so, sparse segments (see _crash.pxd)
 """
 
@@ -38,7 +38,7 @@ COMPILE = [
     "-Wno-cast-function-type",
     "-Wno-sign-compare",
 ]
-COMPILE += ["-O0", "-g"] if DEBUG else ["-O3", "-g1"]
+COMPILE += ["-O0", "-g"] if DEBUG or COVERAGE else ["-O3", "-g1"]
 LINK: list[str] = []
 MACROS: list[tuple[str, str | None]] = []
 
@@ -50,7 +50,8 @@ if SANITIZE:
     COMPILE += [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer"]
     LINK.append(f"-fsanitize={SANITIZE}")
 if COVERAGE:
-    MACROS += [("CYTHON_TRACE", "1"), ("CYTHON_TRACE_NOGIL", "1")]
+    COMPILE += ["--coverage", "-fprofile-update=atomic"]  # threads without the GIL count, too
+    LINK.append("--coverage")
 
 EXTENSIONS = [
     Extension(
@@ -65,10 +66,6 @@ EXTENSIONS = [
 ]
 
 setup(
-    ext_modules=cythonize(
-        EXTENSIONS,
-        compiler_directives={"linetrace": True} if COVERAGE else {},
-        force=COVERAGE,
-    ),
+    ext_modules=cythonize(EXTENSIONS),
     options={"build_ext": {"parallel": True}},  # as many compilers as there are processors
 )

@@ -10,6 +10,7 @@ from shmkv._futex cimport load64_seq, now_ns, word_give_up, word_release, word_t
 from shmkv._layout cimport LINK_LIVE, LINK_REMOVED, SIDE_ACCEPTOR, SIDE_INITIATOR, LinkRecord, link_at, make_word
 from shmkv._link cimport (
     LINK_ENDED,
+    LINK_FORKED,
     LINK_INTERRUPTED,
     LINK_PEER_GONE,
     LINK_TIMEOUT,
@@ -18,6 +19,7 @@ from shmkv._link cimport (
     raise_pending,
     run_signals,
 )
+from shmkv._life cimport process_epoch
 from shmkv._link_record cimport end_link, side_lives
 from shmkv._mapping cimport Region
 
@@ -29,6 +31,7 @@ def remove(Region directory, uint32_t slot, uint64_t serial, int life_fd, Region
     `serial`: of the link that is meant. When it is over, another cluster's link may stand in the record; that one is left alone."""
     cdef LinkRecord* link = link_at(directory.address, slot)
     cdef uint64_t seen = make_word(serial, LINK_LIVE)
+    cdef uint64_t epoch = process_epoch()
     cdef Patience wait
     cdef int status
     patience_init(&wait, timeout_ms)
@@ -36,11 +39,11 @@ def remove(Region directory, uint32_t slot, uint64_t serial, int life_fd, Region
         end_link(link, seen, LINK_REMOVED)
         return True
     with nogil:
-        status = take_word_of_acceptor(link, seen, &wait, life_fd, members.address)
+        status = take_word_of_acceptor(link, seen, epoch, &wait, life_fd, members.address)
         if status == 0:
             end_link(link, seen, LINK_REMOVED)
             word_release(&link.word, SIDE_ACCEPTOR)
-        else:
+        elif process_epoch() == epoch:      # in a child that a signal handler forked, the word is the parent's
             word_give_up(&link.word, SIDE_ACCEPTOR, 0)
     if status == LINK_INTERRUPTED:
         raise_pending()
@@ -50,7 +53,8 @@ def remove(Region directory, uint32_t slot, uint64_t serial, int life_fd, Region
     return status == 0
 
 
-cdef int take_word_of_acceptor(LinkRecord* link, uint64_t seen, Patience* wait, int life_fd, char* members) noexcept nogil:
+cdef int take_word_of_acceptor(LinkRecord* link, uint64_t seen, uint64_t epoch, Patience* wait, int life_fd,
+                               char* members) noexcept nogil:
     cdef int waited = word_try(&link.word, SIDE_ACCEPTOR, 0)
     cdef int status
     while waited == -EBUSY or waited == -EAGAIN or waited == -EINTR:
@@ -58,6 +62,8 @@ cdef int take_word_of_acceptor(LinkRecord* link, uint64_t seen, Patience* wait, 
             status = run_signals(wait)
             if status != 0:
                 return status
+            if process_epoch() != epoch:
+                return LINK_FORKED
             if load64_seq(&link.state) != seen:
                 return LINK_ENDED
             if not side_lives(&link.sides[SIDE_INITIATOR], life_fd, members):

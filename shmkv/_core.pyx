@@ -59,13 +59,14 @@ from shmkv._layout cimport (
 )
 from shmkv._link cimport (
     LINK_FORKED,
+    LINK_INTERRUPTED,
     LINK_TIMEOUT,
     REMARK_DUE,
     REMARK_NONE,
     is_forked,
     link_enter,
     link_leave,
-    look_at_memory,
+    look,
     look_between_chunks,
 )
 from shmkv._local cimport local_enter, local_leave
@@ -136,8 +137,8 @@ cdef int pull_locked(Link* link, Local* dst, Request* want) noexcept nogil:
             crash_point(b"copied")
             want.nbytes = plan.nbytes
             status = finish(link, want, &found)
-        if is_forked(link):
-            return LINK_FORKED      # a signal handler forked: hazard, lock and counters are the parent's
+        if is_forked(link):         # by a signal handler, which may have raised, too: hazard, lock and counters are the parent's
+            return status if status == LINK_INTERRUPTED else LINK_FORKED
         unpin(link.mine)
     count(link, want, status)
     if status == 0 and link.format_remark == REMARK_NONE and is_other_format(&found.copy, dst):
@@ -216,8 +217,8 @@ cdef int attach(Link* link, Request* want, const FoundRow* found, Attached** seg
         crash_point(b"attaching")
         status = attach_segment(&link.segments, link.prefix, link.peer_incarnation, found.copy.segment_serial,
                                 found.copy.segment_nbytes, segment)
-        if status == -ENOENT and look_at_memory(link) != 0:
-            status = look_at_memory(link)       # the peer is just finalizing
+        if status == -ENOENT and look(link) != 0:
+            status = look(link)     # the peer is just finalizing, or dead and being swept
     elif segment[0].nbytes != found.copy.segment_nbytes:
         status = ATTACH_SIZE
     if status == 0:

@@ -14,12 +14,10 @@ cdef inline uint64_t* coverage_words(char* base, const CacheRecord* cache, uint3
 
 
 cdef inline uint64_t word_bits(uint32_t first, uint32_t count, uint32_t number) noexcept nogil:
-    """The bits of coverage word `number` for tensors [first, first + count)."""
+    """The bits of coverage word `number`, in which some of the tensors [first, first + count) have their own."""
     cdef uint32_t low = number * TENSORS_PER_WORD
     cdef uint32_t begin = first if first > low else low
     cdef uint32_t end = first + count if first + count < low + TENSORS_PER_WORD else low + TENSORS_PER_WORD
-    if end <= begin:
-        return 0
     return ((<uint64_t>1 << (end - low)) - 1) & ~((<uint64_t>1 << (begin - low)) - 1)
 
 

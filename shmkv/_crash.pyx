@@ -29,10 +29,15 @@ cdef char armed[64]                 # the point's name; "" = none
 cdef uint32_t left                  # how often it is still passed
 cdef bint stops = False
 cdef bint is_told_sparse = strcmp(crash_variable(b"SHMKV_TEST_SPARSE"), b"1") == 0
+cdef char before[64]                # where the process stops once, before it can come to the point; "" = nowhere
 
 
 cdef void crash_reached(const char* point) noexcept nogil:
-    if strcmp(point, armed) == 0 and left_last(&left):
+    if before[0]:
+        if strcmp(point, before) == 0:
+            before[0] = 0
+            crash_now(True)
+    elif strcmp(point, armed) == 0 and left_last(&left):
         crash_now(stops)
 
 
@@ -56,14 +61,18 @@ def is_built() -> bool:
     return CRASH_POINTS
 
 
-def arm(str point, bint stop=False) -> None:
-    """From now on die (or stop) at `point`, written `<point>[:<n>]`; "" disarms. ValueError if it is not written so."""
+def arm(str point, bint stop=False, str after="") -> None:
+    """From now on die (or stop) at `point`, written `<point>[:<n>]`; "" disarms. ValueError if it is not written so.
+
+    `after`: the name of another point, at which the process stops first; only then `point` is looked for."""
     global stops
     spelled, _, number = point.partition(":")
-    cdef bytes name = spelled.encode()
-    if not (number or "1").isdigit() or int(number or "1") < 1 or len(name) >= sizeof(armed):
+    cdef bytes name = spelled.encode(), first = after.encode()
+    if not (number or "1").isdigit() or int(number or "1") < 1 or len(name) >= sizeof(armed) or len(first) >= sizeof(before):
         raise ValueError(f"a crash point is written <point>[:<n>], n from 1 on, not {point!r}")
     left_set(&left, 0)
+    memset(before, 0, sizeof(before))
+    memcpy(before, <const char*>first, len(first))
     memset(armed, 0, sizeof(armed))
     memcpy(armed, <const char*>name, len(name))
     stops = stop

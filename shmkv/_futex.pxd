@@ -40,17 +40,14 @@ cdef extern from *:
     { return __atomic_compare_exchange_n(p, &expected, v, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); }
 
     /* Between a shared record and private memory, word by word: each word of the shared side is touched exactly once, whatever
-       the compiler thinks of the copy afterwards. `nbytes` is a multiple of 4, the shared side aligned to 8. */
+       the compiler thinks of the copy afterwards. `nbytes` is a multiple of 8 (records have a 64-bit field), of 4 for a store; the
+       shared side is aligned to 8. */
     static inline void load_words(void *to, const void *shared, size_t nbytes)
     {
         size_t i;
         for (i = 0; i + 8 <= nbytes; i += 8) {
             uint64_t word = load64_relaxed((const uint64_t *)((const char *)shared + i));
             memcpy((char *)to + i, &word, 8);
-        }
-        if (i < nbytes) {
-            uint32_t half = load32_relaxed((const uint32_t *)((const char *)shared + i));
-            memcpy((char *)to + i, &half, 4);
         }
     }
 

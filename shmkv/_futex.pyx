@@ -51,6 +51,7 @@ cdef int word_wait_slice(uint32_t* word, uint32_t side, int64_t until_ns, int64_
         status = word_try(word, side, retake_ns)
         if status != -EBUSY:
             return status
+        crash_point(b"word-looking")
         # The word may have come to us between the try and this load: marking or sleeping on it would lose a slice.
         seen = load32_acquire(word)
         holder = seen & ~<uint32_t>WORD_WAITERS

@@ -62,9 +62,11 @@ cdef unsigned long main_thread = threading.main_thread().ident
 
 
 def _find_main_thread():
-    """In a forked child the thread that forked is the main thread."""
+    """In a forked child the thread that forked is the main thread. A pull that it was inside of, when a signal handler forked, is
+    its parent's."""
     global main_thread
     main_thread = threading.main_thread().ident
+    thread_set_inside(False)
 
 
 os.register_at_fork(after_in_child=_find_main_thread)
@@ -174,7 +176,8 @@ cdef int look_between_chunks(Link* link, Patience* wait) noexcept nogil:
 # -- in and out ------------------------------------------------------------------------------------------------------
 
 cdef bint is_forked(Link* link) noexcept nogil:
-    """Is this a child that a signal handler forked in the middle of a call? Its parent's record and queue are not its own."""
+    """Is this a child that a signal handler forked in the middle of a call, whatever it raised there? Its parent's record and queue
+    are not its own."""
     return link.epoch != process_epoch()
 
 
@@ -198,9 +201,9 @@ cdef int link_enter(Link* link, Patience* wait) noexcept nogil:
         if status == 0:
             crash_point(b"word-taken")
             return 0
-        if status != LINK_FORKED:
+        if not is_forked(link):
             queue_leave(&link.queue)
-    if status != LINK_FORKED:
+    if not is_forked(link):
         add32_seq(&link.users, <uint32_t>-1)
     thread_set_inside(False)
     return status
@@ -227,7 +230,7 @@ cdef int wait_in_queue(Link* link, Patience* wait, Waiter* me) noexcept nogil:
             return 0
         status = after_slice(link, wait, waited)
         if status != 0:
-            if status != LINK_FORKED and queue_give_up(&link.queue, me):
+            if not is_forked(link) and queue_give_up(&link.queue, me):
                 queue_leave(&link.queue)
             return status
 
@@ -254,7 +257,7 @@ cdef int take_word(Link* link, Patience* wait) noexcept nogil:
 
 cdef int stop_waiting(Link* link, int status) noexcept nogil:
     """The wait is over without the word; a dead holder breaks the link."""
-    if status == LINK_FORKED:
+    if is_forked(link):
         return status
     if status == LINK_PEER_GONE:
         end_link(link.record, make_word(link.serial, LINK_LIVE), LINK_BROKEN)

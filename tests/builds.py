@@ -1,7 +1,10 @@
-"""Builds of the package beside the ordinary one: with crash points, with sanitizers, with tracing, or with an edit to a source.
+"""Builds of the package beside the ordinary one: with crash points, with sanitizers, with counts of lines, or with an edit.
 
 Each stands in a folder of its own under `build/` (or `SHMKV_BUILDS`), is made when it is first asked for and brought up to date
 when a source has changed since. A process uses one by having its folder first on PYTHONPATH (`environment`).
+
+`SHMKV_BUILD_INSTEAD=<kind>` (of reached.py) puts one kind, which is up to date, in the place of all; `FIRST` is looked into before
+it.
 """
 from __future__ import annotations
 
@@ -18,6 +21,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BUILDS = Path(os.environ.get("SHMKV_BUILDS", ROOT / "build" / "instrumented"))
 BUILD_DEADLINE_S = 900
+INSTEAD = os.environ.get("SHMKV_BUILD_INSTEAD", "")
+FIRST = BUILDS / "reached"
+COUNTS = Path(__file__).resolve().parent / "c" / "dump_counts.h"
 SUFFIXES = {".py", ".pyi", ".pyx", ".pxd", ".h", ".typed"}
 
 # The switches of setup.py that make each kind.
@@ -26,7 +32,7 @@ SWITCHES: dict[str, dict[str, str]] = {
     "crash": {"SHMKV_CRASH_POINTS": "1"},
     "address": {"SHMKV_SANITIZE": "address,undefined"},
     "thread": {"SHMKV_SANITIZE": "thread"},
-    "coverage": {"SHMKV_COVERAGE": "1"},
+    "coverage": {"SHMKV_COVERAGE": "1", "SHMKV_CRASH_POINTS": "1", "CFLAGS": f"-include {COUNTS}"},
 }
 # The runtime library that has to be loaded before Python.
 RUNTIME = {"address": "libasan.so", "thread": "libtsan.so"}
@@ -55,11 +61,14 @@ class Edit:
 
 def build(kind: str) -> Path:
     """The folder of a build of this kind, up to date."""
+    if INSTEAD:
+        return BUILDS / INSTEAD
     return _make(kind, kind, ())
 
 
 def build_edited(kind: str, name: str, edits: Sequence[Edit], start: Path | None = None) -> Path:
     """The same with edits to its sources, under a name of its own; starts from what `build(kind)`, or another one, has compiled."""
+    kind = INSTEAD or kind
     return _make(f"{kind}-{name}", kind, edits, start=start or build(kind))
 
 
@@ -115,6 +124,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 def environment(kind: str, folder: Path) -> dict[str, str]:
     """Variables with which a Python process uses the build in `folder`. (`python -c` looks into the current folder first.)"""
+    if INSTEAD:
+        return {"PYTHONPATH": os.pathsep.join([str(FIRST), str(folder), str(ROOT / "tests")])}
     env = {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT / "tests")]), **SANITIZER_OPTIONS.get(kind, {})}
     if kind in RUNTIME:
         env["LD_PRELOAD"] = _runtime_library(RUNTIME[kind])

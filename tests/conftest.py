@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,9 +10,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-from peer import Namespace, Peer, StartPeer
+from peer import ROUNDS, Namespace, Peer, StartPeer
 
 from shmkv import life_file
+
+
+def _interrupt(number: int, _: object) -> None:
+    raise KeyboardInterrupt(f"signal {number}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Whoever ends a run by SIGTERM, too, leaves no process and no name behind."""
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """More rounds have more time: a mark of a test counts for more than --timeout does."""
+    for item in items if ROUNDS > 1 else ():
+        mark = item.get_closest_marker("timeout")
+        seconds = mark.args[0] if mark and mark.args else float(config.getini("timeout"))
+        item.add_marker(pytest.mark.timeout(seconds * ROUNDS), append=False)
 
 
 @pytest.fixture
@@ -33,8 +51,7 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
 @pytest.fixture
 def rounds() -> Callable[[int], int]:
     """rounds(n): n times the factor SHMKV_ROUNDS, at least 1."""
-    factor = float(os.environ.get("SHMKV_ROUNDS", "1"))
-    return lambda few: max(1, round(few * factor))
+    return lambda few: max(1, round(few * ROUNDS))
 
 
 @pytest.fixture

@@ -198,7 +198,8 @@ class Source:
 class Pair:
     """An owner with caches in files, and a reader linked to it."""
 
-    def __init__(self, namespace: str) -> None:
+    def __init__(self, namespace: str, by_pread: bool = False) -> None:
+        self.by_pread = by_pread
         self.owner = Owner()
         self.prefix = f"{namespace}.c.{self.owner.incarnation:016x}."
         self.sources: list[Source] = []
@@ -207,7 +208,7 @@ class Pair:
 
     def new_handle(self) -> LinkHandle:
         return LinkHandle(self.owner.region, self.owner.members, NO_LIFE_FILE, self.record,
-                          f"{segment.SHM_DIR}/{self.prefix}".encode())
+                          f"{segment.SHM_DIR}/{self.prefix}".encode(), self.by_pread)
 
     def add(self, bytes_: Any, published: int | None = None, blocks_model_id: int | None = None) -> Source:
         made = Source(self.owner, self.prefix, len(self.sources) + 1, bytes_, published, blocks_model_id)

@@ -1,100 +1,154 @@
-"""Which lines of the copy kernel, the lock and the directory the tests reach: make coverage.
+"""Which lines and branches of the copy kernel, the lock and the directory the tests reach: make coverage.
 
-The sources are built once more with line tracing (`SHMKV_COVERAGE=1`), the tests run in it with `SHMKV_COPY_THREADS=1`, in this
-process and in those that they start, and the lines that none of them came by are printed. Exit 1 if there are any that
-`unreached.txt` does not explain. The C loops, which no line tracing can follow, are run whole by `tests/c/kernels_test.c`.
+The sources are built once more so that gcov counts in them, and the tests run in that build with `SHMKV_COPY_THREADS=1` (those
+of the crew choose their own number): in this process, in those that they start or fork, in helper threads and signal handlers. What
+is killed from outside loses its counts. Printed are the lines that nothing came by; exit 1 if `unreached.txt` does not explain one.
+The conditions that went one way only are written to `build/instrumented/branches.txt`.
 """
 from __future__ import annotations
 
-import json
 import os
-import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import builds
-from coverage import CoverageData
-from coverage.exceptions import DataError
+import line_counts
+from fuzz import run as fuzz_run
 
 TESTS = Path(__file__).resolve().parent
 EXPLAINED = TESTS / "unreached.txt"
-FILES = ("_copy", "_plan", "_core", "_pull", "_futex", "_link", "_link_handle", "_link_record", "_acceptor", "_attached", "_lookup",
-         "_directory", "_index", "_tables", "_rings")
-WANTED = ("test_core.py", "test_copy.py", "test_plan.py", "test_pull_calls.py", "test_futex.py", "test_thread_queue.py",
-          "test_link_record.py", "test_lookup.py", "test_directory.py", "test_index.py", "test_tables.py", "test_mapping.py",
-          "test_scribbled.py", "test_caches.py", "test_link_handle.py", "test_changes_during_pull.py", "contract",
-          "processes/test_prepared_pull.py", "processes/test_steady_state.py", "processes/test_publish.py",
+BRANCHES = builds.BUILDS / "branches.txt"
+STEMS = ("_copy", "_crew", "_plan", "_core", "_pull", "_futex", "_link", "_link_handle", "_link_record", "_acceptor", "_attached",
+         "_lookup", "_directory", "_index", "_tables", "_rings")
+KERNELS = "_kernels.h"
+KIND, FLIPS = "coverage", "coverage-flips"  # the second with a word changed after each load: test_fuzz.py
+WANTED = ("test_core.py", "test_copy.py", "test_crew.py", "test_plan.py", "test_pull_calls.py", "test_futex.py",
+          "test_thread_queue.py", "test_link_record.py", "test_lookup.py", "test_directory.py", "test_index.py", "test_tables.py",
+          "test_mapping.py", "test_scribbled.py", "test_caches.py", "test_link_handle.py", "test_changes_during_pull.py",
+          "contract", "processes/test_prepared_pull.py", "processes/test_steady_state.py", "processes/test_publish.py",
           "processes/test_link_end.py", "cases/test_hostile.py", "cases/test_links.py", "cases/test_lock_words.py",
-          "crash/test_truncated.py")
-UNTRACEABLE = "test_exception_of_a_signal_handler_comes_out"         # tracing swallows the exception
-SETTINGS = """
-[run]
-plugins = Cython.Coverage
-source = {source}
-data_file = {data}
-parallel = true
-concurrency = thread
-"""
-# What a process does that was started by a test.
-STARTED = "import coverage\ncoverage.process_startup()\n"
+          "cases/test_interrupts.py", "cases/test_forks.py", "cases/test_imports.py", "cases/test_waits.py", "test_acceptor.py",
+          "test_handlers_in_waits.py", "test_kernels.py", "crash/test_truncated.py", "crash/test_lost_life.py",
+          "crash/test_moments.py", "test_fuzz.py::test_no_input_gets_outside_or_hangs",
+          "test_fuzz.py::test_a_word_that_never_agrees_is_damage", "nth_call")
+PYTHONS_OWN = ("def ", "cpdef ", "cdef class ", "class ", "@", "#")
+RACES = (("lock", 20_000), ("coverage", 20))
+RACE_DEADLINE_S = 600
+# A process that ends by _exit would take its counts with it. Counts that cannot be written (no descriptor left, no room) are lost.
+STARTED = '''
+import os
+
+end_at_once = os._exit
+
+
+def write_counts_and_end(status):
+    import ctypes
+    import sys
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None) or ""
+        if path.startswith({builds!r}) and path.endswith(".so"):
+            ctypes.CDLL(path).shmkv_dump_counts()
+    end_at_once(status)
+
+
+os._exit = write_counts_and_end
+'''
 
 
 @dataclass(frozen=True)
-class Unreached:
-    """A line that no test came by."""
+class Place:
+    """A line of a source."""
 
     file: str
     line: int
     text: str
 
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.text}"
 
-def run_tests(folder: Path, where: Path, tests: tuple[str, ...]) -> int:
-    """Run the tests in the traced build; each process leaves its data in `where`."""
-    settings = where / "settings"
-    settings.write_text(SETTINGS.format(source=folder / "shmkv", data=where / "data"))
-    (where / "sitecustomize.py").write_text(STARTED)
-    env = {**os.environ, **builds.environment("coverage", folder), "COVERAGE_PROCESS_START": str(settings),
-           "SHMKV_COPY_THREADS": "1"}
-    env["PYTHONPATH"] = os.pathsep.join([str(where), env["PYTHONPATH"]])
+
+def environment(folder: Path, where: Path) -> dict[str, str]:
+    """Of every process here: the counting build in the place of any other."""
+    (where / "sitecustomize.py").write_text(STARTED.format(builds=str(folder)))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(where), str(folder), str(TESTS)]), "SHMKV_COPY_THREADS": "1",
+            "SHMKV_BUILD_INSTEAD": KIND, "GCOV_ERROR_FILE": str(where / "gcov-errors")}
+
+
+def run_tests(folder: Path, env: dict[str, str], tests: tuple[str, ...]) -> int:
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=600", "--rootdir", str(builds.ROOT),
-              "-c", str(builds.ROOT / "pyproject.toml"), "-k", f"not {UNTRACEABLE}"]
-    done = subprocess.run([*pytest, *(str(TESTS / test) for test in tests)], cwd=folder, env=env)
-    combine(where)
-    report = [sys.executable, "-m", "coverage", "json", "--quiet", "-o", str(where / "found.json"), "--rcfile", str(settings)]
-    subprocess.run(report, cwd=folder, check=True)
-    return done.returncode
+              "-c", str(builds.ROOT / "pyproject.toml")]
+    return subprocess.run([*pytest, *(str(TESTS / test) for test in tests)], cwd=folder, env=env).returncode
 
 
-def combine(where: Path) -> None:
-    """One file of data out of those of all processes. (`coverage combine` refuses what a process left that was ended early.)"""
-    lines: dict[str, set[int]] = {}
-    for path in where.glob("data.*"):
-        found = CoverageData(str(path))
+def run_races(folder: Path, env: dict[str, str]) -> int:
+    """Threads that meet at the lock word and at coverage; test_thread_sanitizer.py runs the same under a sanitizer."""
+    status = 0
+    for scenario, rounds in RACES:
+        prefix = fuzz_run.namespace()
         try:
-            found.read()
-        except DataError:
-            continue                    # of a process that was killed while it wrote
-        for file in found.measured_files():
-            if file.endswith(".pyx"):
-                lines.setdefault(file, set()).update(found.lines(file) or ())
-    whole = CoverageData(str(where / "data"))
-    whole.add_lines(lines)
-    whole.add_file_tracers(dict.fromkeys(lines, "Cython.Coverage.Plugin"))
-    whole.write()
+            status |= subprocess.run([sys.executable, str(TESTS / "racing.py"), scenario, str(rounds), prefix], cwd=folder, env=env,
+                                     stdout=subprocess.DEVNULL, timeout=RACE_DEADLINE_S).returncode
+        finally:
+            fuzz_run.clean(prefix)
+    return status
 
 
-def unreached(folder: Path, found: dict[str, object]) -> list[Unreached]:
-    """From the report of `coverage json`."""
-    lines = []
-    for name, report in found["files"].items():     # type: ignore[attr-defined]
-        path = folder / name
-        if path.suffix == ".pyx" and path.stem in FILES:
-            text = path.read_text().splitlines()
-            lines += [Unreached(path.name, number, text[number - 1].strip()) for number in report["missing_lines"]]
-    return lines
+def run_kernels(where: Path, found: line_counts.Lines) -> None:
+    """The C loops at every length and alignment, in a program without Python; and on a processor that has no more than any."""
+    for name, macros in (("kernels", []), ("kernels-of-any", ["-D__builtin_cpu_supports(name)=0"])):
+        folder = where / name
+        folder.mkdir()
+        subprocess.run(["cc", "-std=c11", "-O0", "-g", "--coverage", *macros, f"-I{builds.ROOT / 'shmkv'}",
+                        str(TESTS / "c" / "kernels_test.c"), "-o", "program"], cwd=folder, check=True, timeout=RACE_DEADLINE_S)
+        subprocess.run(["./program"], cwd=folder, check=True, stdout=subprocess.DEVNULL, timeout=RACE_DEADLINE_S)
+        for notes in folder.glob("*.gcno"):
+            line_counts.read_program(notes, KERNELS, found)
+
+
+def files(found: line_counts.Lines) -> Iterator[str]:
+    """The names of the files that are looked at: sources, what they declare for others, and the C loops."""
+    for name in sorted(found):
+        if name == KERNELS or Path(name).stem in STEMS:
+            yield name
+
+
+def places(folder: Path, name: str) -> list[Place]:
+    """All lines of a file, by their number."""
+    text = (folder / "shmkv" / name).read_text().splitlines()
+    return [Place(name, number, line.strip()) for number, line in enumerate(["", *text])]
+
+
+def unreached(folder: Path, found: line_counts.Lines) -> list[Place]:
+    return [place for name in files(found) for place, line in zip_lines(folder, name, found) if line.count == 0]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One of a line's conditions, and how often each way out of it was taken: with two, the one into the body comes first."""
+
+    line: Place
+    place: int
+    ways: tuple[int, ...]
+
+    def __str__(self) -> str:
+        never = [way for way, taken in enumerate(self.ways) if taken == 0]
+        said = f"ways {never} of {len(self.ways)} never" if len(self.ways) != 2 else f"never {'false' if never == [1] else 'true'}"
+        return f"{self.line}  # condition {self.place + 1}: {said}"
+
+
+def conditions(folder: Path, found: line_counts.Lines) -> list[Condition]:
+    """All of lines that were reached; but not how Python passes arguments and makes modules."""
+    return [Condition(place, number, tuple(ways)) for name in files(found) for place, line in zip_lines(folder, name, found)
+            if line.count and not place.text.startswith(PYTHONS_OWN) for number, ways in sorted(line.branches.items())]
+
+
+def zip_lines(folder: Path, name: str, found: line_counts.Lines) -> list[tuple[Place, line_counts.Line]]:
+    text = places(folder, name)
+    return [(text[number], line) for number, line in sorted(found[name].items())]
 
 
 def explained() -> dict[tuple[str, str], str]:
@@ -108,24 +162,42 @@ def explained() -> dict[tuple[str, str], str]:
     return found
 
 
-def main(tests: tuple[str, ...]) -> int:
-    folder = builds.build("coverage")
-    where = builds.BUILDS / "reached"
-    shutil.rmtree(where, ignore_errors=True)
-    where.mkdir()
-    status = run_tests(folder, where, tests or WANTED)
-    found = json.loads((where / "found.json").read_text())
+def report(folder: Path, found: line_counts.Lines) -> bool:
+    """Print it; is every line reached or explained?"""
     missing, reasons = unreached(folder, found), explained()
     for each in missing:
-        print(f"{each.file}:{each.line}: {each.text}  # {reasons.get((each.file, each.text), 'NOT EXPLAINED')}")
-    for file, report in sorted(found["files"].items()):
-        if re.search(rf"/({'|'.join(FILES)})\.pyx$", file):
-            total = report["summary"]
-            print(f"{file:<32} {total['covered_lines']} of {total['num_statements']} lines")
-    surplus = set(reasons) - {(each.file, each.text) for each in missing}
-    for file, text in sorted(surplus):
+        print(f"{each}  # {reasons.get((each.file, each.text), 'NOT EXPLAINED')}")
+    for name in files(found):
+        lines = found[name].values()
+        print(f"{name:<20} {sum(line.count > 0 for line in lines):>4} of {len(lines):>4} lines")
+    for file, text in sorted(set(reasons) - {(each.file, each.text) for each in missing}):
         print(f"{file}: {text}  # was reached this time")
-    return int(status != 0 or any((each.file, each.text) not in reasons for each in missing))
+    asked = conditions(folder, found)
+    one_way = [each for each in asked if 0 in each.ways]
+    BRANCHES.write_text("".join(f"{each}\n" for each in one_way))
+    every = [line for name in files(found) for line in found[name].values()]
+    print(f"{sum(line.count > 0 for line in every)} of {len(every)} lines reached")
+    ways = [way for each in asked for way in each.ways]
+    print(f"{sum(way > 0 for way in ways)} of {len(ways)} branches in them taken")
+    print(f"{len(one_way)} of {len(asked)} conditions went one way only: {BRANCHES}")
+    return all((each.file, each.text) in reasons for each in missing)
+
+
+def main(tests: tuple[str, ...]) -> int:
+    folder = builds.build(KIND)
+    for counts in builds.BUILDS.glob(f"{KIND}*/build/**/*.gcda"):
+        counts.unlink()
+    where = builds.FIRST
+    shutil.rmtree(where, ignore_errors=True)
+    where.mkdir()
+    env = environment(folder, where)
+    status = run_tests(folder, env, tests or WANTED)
+    status |= 0 if tests else run_races(folder, env)
+    found = line_counts.read(folder)
+    if (builds.BUILDS / FLIPS).exists():
+        line_counts.read(builds.BUILDS / FLIPS, found, without="_futex.pxd")
+    run_kernels(where, found)
+    return int(not report(folder, found) or status != 0)
 
 
 if __name__ == "__main__":

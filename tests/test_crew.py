@@ -4,10 +4,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
+import memory
+import numpy as np
 import pytest
+from memory import Pair
+from peer import SHM, Namespace
 
-from shmkv import _copy, _crew
+from shmkv import _attached, _copy, _crew
+
+NBYTES = 16 << 20
 
 # A copy above the threshold; prints how many threads of the crew exist before and after, and in a forked child.
 PROGRAM = """
@@ -64,3 +71,24 @@ def test_number_of_threads_has_bounds(threads: int) -> None:
         _crew.configure(threads)
     with pytest.raises(ValueError, match=f"1 to {_crew.MAX_LIMIT}"):
         _copy.configure("auto", None, threads)
+
+
+@pytest.fixture
+def cut_off(namespace: Namespace) -> Iterator[Pair]:
+    """A reader by system calls; of its peer's segment only the first half is left. Three threads."""
+    before = _crew.current()["threads"]
+    made = Pair(namespace.name, by_pread=True)
+    source = made.add(np.zeros((1, 1, 1, NBYTES), np.uint8))
+    assert memory.pull(made.handle, memory.destination(1, 1, 1, NBYTES)[0], memory.by_id(source.cache_id), memory.select()) == 0
+    os.truncate(SHM / source.path, NBYTES // 2)
+    _crew.configure(3)
+    yield made
+    _crew.configure(before)
+    made.close()
+
+
+@pytest.mark.parametrize("round_", range(10))
+def test_copy_ends_at_the_first_share_that_fails_whoever_had_it(cut_off: Pair, round_: int) -> None:
+    want, cache = memory.select(), memory.destination(1, 1, 1, NBYTES)[0]
+    status = memory.pull(cut_off.handle, cache, memory.by_id(cut_off.sources[0].cache_id), want)
+    assert "size" in _attached.describe(status)

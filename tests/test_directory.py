@@ -1,9 +1,11 @@
 """The owner's tables: records taken and given back, generations, coverage, reasons, pins, and what readers are told."""
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from itertools import pairwise
 
+import futexes
 import memory
 import pytest
 from memory import ACCEPTOR, INITIATOR, Owner, prefix, request
@@ -330,6 +332,30 @@ def test_every_change_of_a_key_moves_the_event_word(owner: Owner) -> None:
         change()
         seen.append(header(owner, "key_event"))
     assert seen == sorted(set(seen))
+
+
+@pytest.mark.parametrize(("table", "waiters", "event"), [("DirectoryHeader", "key_waiters", "key_event"),
+                                                         ("RowRecord", "progress_waiters", "progress")])
+def test_who_sleeps_until_a_row_is_published_is_woken(owner: Owner, table: str, waiters: str, event: str) -> None:
+    """As the layout has it for a reader that waits: it counts itself in and sleeps on the word."""
+    slot, _, _ = owner.insert(4, published=0)
+    memory.word(owner.region, table, 0, table, waiters).value = 1
+    word = memory.word(owner.region, table, 0, table, event)
+    woken: list[int] = []
+    sleeper = threading.Thread(target=lambda: woken.append(futexes.wait(word, word.value, memory.LIVENESS_S)))
+    sleeper.start()
+    memory.wait_until(lambda: futexes.sleeps_in(sleeper), "the sleeper in the kernel")
+    owner.directory.publish(slot, 0, 4)
+    sleeper.join()
+    assert woken == [0]
+
+
+def test_key_in_a_cache_that_another_process_has_overwritten_is_not_ours(owner: Owner) -> None:
+    slot, _, _ = owner.insert()
+    owner.directory.bind(slot, 0, request(1))
+    assert owner.directory.find(request(1)) == (slot, 0)
+    memory.word(owner.region, "CacheRecord", slot, "CacheRecord", "word").value += 1 << 8
+    assert owner.directory.find(request(1)) is None
 
 
 def test_unlinked_segments_are_counted_in_a_ring(owner: Owner) -> None:

@@ -3,12 +3,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import futexes
 import memory
 import pytest
 from scripts import Script
@@ -19,8 +19,6 @@ from shmkv._mapping import Region
 FREE, HELD, OFFERED, WAITERS = 0, 1, 3, 0x80000000
 SLICE_S = 0.020
 PATIENT_MS = 20000
-SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 202)
-FUTEX_WAIT, FUTEX_WAKE = 0, 1           # without the private flag
 OTHER_SIDE = """
 import sys
 from shmkv._futex import LockWord
@@ -46,7 +44,7 @@ class Word:
     def __init__(self, region: Region) -> None:
         self.region = region
         self.sides = [LockWord(region, region.base, side) for side in range(2)]
-        self._raw = ctypes.c_uint32.from_address(region.base)
+        self.raw = ctypes.c_uint32.from_address(region.base)
 
     @property
     def value(self) -> int:
@@ -54,7 +52,7 @@ class Word:
 
     @value.setter
     def value(self, value: int) -> None:
-        self._raw.value = value
+        self.raw.value = value
 
 
 @pytest.fixture
@@ -189,6 +187,17 @@ def test_value_that_nobody_writes_is_an_error(word: Word, value: int) -> None:
     assert word.value == value
 
 
+def test_number_that_is_added_to_waits_for_the_other_side(word: Word) -> None:
+    assert word.sides[0].acquire(0)
+    thread = start(lambda: word.sides[1].add_under(word.region.base + 64, 3))
+    wait_for_waiter(word)
+    time.sleep(1.5 * SLICE_S)           # a slice ends without the word
+    word.sides[0].release()
+    thread.join()
+    assert memory.content(word.region, 64, 8).view("u8")[0] == 3
+    assert word.value == FREE
+
+
 def test_waiter_notices_a_scribbled_word(word: Word) -> None:
     assert word.sides[0].acquire(0)
     heard: list[str] = []
@@ -225,15 +234,6 @@ def test_uncontended_pairs_leave_the_word_free(word: Word) -> None:
     assert word.value == FREE
 
 
-def futex(word: Word, operation: int, value: int, timeout_s: int = 0) -> int:
-    """The system call itself, on our mapping: its result, or -errno."""
-    time_out = (ctypes.c_long * 2)(timeout_s, 0)
-    libc = ctypes.CDLL(None, use_errno=True)
-    result = int(libc.syscall(SYS_FUTEX, ctypes.c_void_p(word.region.base), operation, ctypes.c_uint32(value),
-                              time_out if operation == FUTEX_WAIT else None, None, 0))
-    return result if result >= 0 else -ctypes.get_errno()
-
-
 def test_fr_065_waiter_of_another_process_sleeps_on_the_shared_word(file: Path) -> None:
     word = Word(Region.attach(str(file), writable=True))
     with Script(OTHER_SIDE, file, word.region.base, 1) as other:
@@ -241,7 +241,7 @@ def test_fr_065_waiter_of_another_process_sleeps_on_the_shared_word(file: Path) 
         assert word.sides[0].acquire(0)
         other.say()
         wait_for_waiter(word)
-        memory.wait_until(lambda: futex(word, FUTEX_WAKE, 1) == 1, "a sleeper that our wake reaches")
+        memory.wait_until(lambda: futexes.wake(word.raw, 1) == 1, "a sleeper that our wake reaches")
         word.sides[0].release()
         assert other.hear() == "took"
 
@@ -254,23 +254,12 @@ def test_fr_065_release_of_another_process_wakes_the_shared_word(file: Path) -> 
         assert other.hear() == "took"
         word.value = HELD + 1 | WAITERS
         woken: list[int] = []
-        thread = start(lambda: woken.append(futex(word, FUTEX_WAIT, HELD + 1 | WAITERS, int(memory.LIVENESS_S))))
-        memory.wait_until(lambda: "futex" in waiting_in(thread), "our thread asleep in the kernel")
+        thread = start(lambda: woken.append(futexes.wait(word.raw, HELD + 1 | WAITERS, memory.LIVENESS_S)))
+        memory.wait_until(lambda: futexes.sleeps_in(thread), "our thread asleep in the kernel")
         other.say()
         thread.join()
         assert woken == [0]
         assert word.value == OFFERED
-
-
-def waiting_in(thread: threading.Thread) -> str:
-    """Where in the kernel a thread sleeps; "futex" for one that only shows that it sleeps in that system call."""
-    folder = Path(f"/proc/self/task/{thread.native_id}")
-    try:
-        number = (folder / "syscall").read_text().split()[0]
-    except OSError:
-        state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-        return "futex" if state == "S" else ""
-    return "futex" if number == str(SYS_FUTEX) else ""
 
 
 def test_fr_065_hundred_hand_overs_between_processes_at_different_addresses(file: Path) -> None:

@@ -26,6 +26,22 @@ print("inside", flush=True)
 print("read", ctypes.c_ubyte.from_address(at).value)
 """
 
+# A key whose row is another one each time that somebody looks; or the index, in which a key is not found.
+NEVER_TWICE = """
+import ctypes, sys
+from fuzz import flips
+flips.prepare()
+import memory
+from shmkv import _lookup
+owner = memory.Owner()
+slot, _, _ = owner.insert()
+owner.directory.bind(slot, 0, memory.request(1))
+word = memory.word(owner.region, sys.argv[1], 0, sys.argv[1], sys.argv[2])
+with flips.always(ctypes.addressof(word), 8):
+    assert owner.directory.why_ended(memory.request(int(sys.argv[3]))) == _lookup.DAMAGED
+print(flips.count())
+"""
+
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")]
 
 
@@ -61,6 +77,16 @@ def test_a_word_that_changes_after_each_load_changes_nothing(rounds: Callable[[i
     assert counts["inputs"] == wanted
     assert counts["flips"] > 100 * wanted
     assert counts["copies"] >= 0.05 * wanted
+
+
+@pytest.mark.parametrize(("table", "field", "key", "looks"), [("RowRecord", "word", 1, 1000),
+                                                            ("DirectoryHeader", "index_word", 2, 16)])
+def test_a_word_that_never_agrees_is_damage(table: str, field: str, key: int, looks: int) -> None:
+    folder = flips.build()
+    done = subprocess.run([sys.executable, "-c", NEVER_TWICE, table, field, str(key)], cwd=folder, env=run.environment(folder),
+                          text=True, capture_output=True, timeout=60)
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert int(done.stdout) >= 2 * looks, "so often it looked"
 
 
 def test_a_peer_that_rewrites_tables_during_pulls(rounds: Callable[[int], int]) -> None:

@@ -183,3 +183,9 @@ def test_all_parts_of_the_index_lie_in_the_directory() -> None:
     nbytes, count, offset = entries
     assert offset + nbytes * count == _layout.DIRECTORY_SIZE
     assert count == 2 * sum(1 << log2 for log2 in range(8, 23))
+
+
+def test_index_has_a_maximum_and_says_so(owner: Owner) -> None:
+    with pytest.raises(MemoryError, match="the key index is at its maximum of"):
+        owner.directory.make_room(2**32 - 1)
+    assert owner.directory.index.capacity == SMALLEST

@@ -86,6 +86,12 @@ def test_kernels_are_offered_exactly_where_the_processor_has_the_instructions(tm
     assert report.best == ("avx2" if "avx2" in flags else "avx512" if "avx512f" in flags else "c")
 
 
+def test_processor_without_instructions_of_its_own_has_the_kernels_of_any(tmp_path: Path) -> None:
+    report = run_compiled(tmp_path, "-O2", "-D__builtin_cpu_supports(name)=0")
+    assert_every_supported_kernel_ran(report)
+    assert (report.supported, report.best) == ({"c", "memcpy"}, "c")
+
+
 def test_portable_build_has_only_the_kernels_of_any_processor(tmp_path: Path) -> None:
     report = run_compiled(tmp_path, "-O2", "-DSHMKV_PORTABLE_ONLY")
     assert_every_supported_kernel_ran(report)

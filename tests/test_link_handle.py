@@ -75,3 +75,15 @@ def test_record_that_names_no_member_is_refused(pair: Pair) -> None:
 def test_handle_knows_its_peer_as_it_was_when_they_linked(pair: Pair) -> None:
     pair.owner.side(pair.record, ACCEPTOR, "incarnation").value += 1
     assert pair.handle.peer_incarnation == pair.owner.incarnation
+
+
+def test_link_that_is_being_removed_lets_nobody_in(pair: Pair) -> None:
+    pair.handle.mark_closing(True)
+    assert pull(pair) == _link.BUSY
+    pair.handle.mark_closing(False)
+    assert pull(pair) == 0
+
+
+def test_handle_keeps_what_its_addresses_point_to(pair: Pair) -> None:
+    assert (pair.handle.directory, pair.handle.members) == (pair.owner.region, pair.owner.members)
+    assert (pair.handle.cluster_id, pair.handle.slot, len(pair.handle.followers)) == (pair.owner.cluster_id, pair.record, 0)

@@ -1,6 +1,7 @@
 """Mappings: our own regions, and the segments of others, which are opened with suspicion and mapped once."""
 from __future__ import annotations
 
+import errno
 import gc
 import os
 from collections.abc import Callable, Iterator
@@ -232,6 +233,31 @@ def test_segment_that_is_not_what_was_recorded(pair: Pair, damage: Callable[[Pai
     assert sentence in _attached.describe(status)
     assert (got == 0x5A).all()
     assert pair.handle.look() == 0
+
+
+def test_kept_segment_that_was_overwritten_is_refused_for_the_next_cache(pair: Pair) -> None:
+    first = pair.sources[0]
+    assert pull(pair)[0] == 0
+    pair.owner.directory.retire(first.slot)
+    pair.owner.directory.release(first.slot)
+    _, _, cache_id = pair.owner.insert(1, 2, inner=128, serial=1, memory=first.region)
+    set_header("magic", 9)(pair)
+    cache, _ = destination(1, 1, 1, 128)
+    assert "magic" in _attached.describe(memory.pull(pair.handle, cache, by_id(cache_id), select()))
+
+
+def test_layout_of_what_is_no_segment_is_unknown(pair: Pair, tmp_path: Path) -> None:
+    assert _attached.layout_of(str(SHM / pair.sources[0].path)).startswith(f"layout version {_layout.VERSION} ")
+    small = tmp_path / "small"
+    small.touch(0o600)
+    os.truncate(small, 8)
+    assert _attached.layout_of(str(small)) == _attached.layout_of(str(tmp_path / "nothing")) == ""
+
+
+def test_link_that_let_go_of_its_mappings_has_no_memory_for_more(pair: Pair) -> None:
+    pair.handle.close_side()
+    pair.owner.directory.note_unlinked(1)
+    assert pull(pair)[0] == -errno.ENOMEM
 
 
 def test_segment_without_a_name(pair: Pair) -> None:

@@ -2,9 +2,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from peer import Namespace, StartPeer
@@ -83,3 +85,11 @@ def test_fr_052_import_times_change_nothing(namespace: Namespace, prompt: StartP
     assert (done.returncode, done.stdout) == (0, "worked\n")
     assert "shmkv._pull" in done.stderr, "the times were taken"
     assert prompt(1).outcome("allocate", name="kv") == SUCCESS
+
+
+def test_import_without_memory_for_a_fork_handler_is_an_import_error(preload: Callable[[str], Path]) -> None:
+    """Without the handler a forked child would wait for threads of its parent."""
+    done = subprocess.run([sys.executable, "-c", "import shmkv"], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "LD_PRELOAD": str(preload("no_atfork"))})
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "ImportError: pthread_atfork failed: no memory for a fork handler"

@@ -3,22 +3,22 @@ from __future__ import annotations
 
 import pytest
 from agent_code import HEARD, LISTEN
-from mid_copy import CONTENT, NEW, OLD, ONE, caught_in_the_middle, fill
+from mid_copy import CONTENT, NEW, OLD, ONE, caught_in_the_middle, fill, stoppable
 from peer import SHM, Namespace, StartPeer, by_id, req
 from reference import SUCCESS
 from shared_bytes import SharedFile, directory_of, segments_of
 
 from shmkv import _layout
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)     # the first one waits for a build
 T_MS = 20000
 
 
 @pytest.mark.parametrize("by_key", [True, False])
 def test_fr_050_a_reader_that_stops_in_its_copy(namespace: Namespace, prompt: StartPeer, decoder: StartPeer,
                                                 by_key: bool) -> None:
-    p, d = prompt(1), decoder(2)
-    caught_in_the_middle(namespace, p, d, req(1, 7) if by_key else by_id(1, 1))
+    p, d = prompt(1), decoder(2, env=stoppable())
+    caught_in_the_middle(p, d, req(1, 7) if by_key else by_id(1, 1))
     p.call("remove_key", key=req(1, 7))
     p.call("deallocate", name="old")
     p.call("collect")
@@ -40,9 +40,9 @@ def test_fr_050_a_reader_that_stops_in_its_copy(namespace: Namespace, prompt: St
 @pytest.mark.parametrize("what", ["header and record", "the owner dies", "the file is removed"])
 def test_fr_004_a_pull_that_fails_in_the_middle(namespace: Namespace, prompt: StartPeer, decoder: StartPeer,
                                                 what: str) -> None:
-    p, d = prompt(1), decoder(2)
+    p, d = prompt(1), decoder(2, env=stoppable())
     d.call("execute", code=LISTEN)
-    caught_in_the_middle(namespace, p, d, req(1, 7))
+    caught_in_the_middle(p, d, req(1, 7))
     (name,) = segments_of(namespace, 1)
     if what == "the owner dies":
         p.kill()

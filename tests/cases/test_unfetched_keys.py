@@ -4,20 +4,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from mid_copy import ONE, caught_in_the_middle
+from mid_copy import ONE, caught_in_the_middle, stoppable
 from peer import Namespace, StartPeer, prefix, req
 from reference import NOT_EXIST, SUCCESS
 from shared_bytes import segments_of
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)     # the first one waits for a build
 
 
 @pytest.mark.parametrize("how", ["ttl", "call"])
 @pytest.mark.parametrize("key", [req(1, 7), prefix(1, 7)], ids=["request", "prefix"])
 def test_key_that_expires_while_it_is_pulled(namespace: Namespace, prompt: StartPeer, decoder: StartPeer, key: list[Any],
                                              how: str) -> None:
-    p, d = prompt(1, env={"SHMKV_RECYCLE_BYTES": "0"}), decoder(2)
-    caught_in_the_middle(namespace, p, d, key)
+    p, d = prompt(1, env={"SHMKV_RECYCLE_BYTES": "0"}), decoder(2, env=stoppable())
+    caught_in_the_middle(p, d, key)
     p.call("deallocate", name="old")
     if how == "call":
         assert p.call("expire", older_than_ms=0) == 1
@@ -64,8 +64,8 @@ while agent.dist.kv_cache_manager.stats()["keys"]:
 @pytest.mark.parametrize("fate", ["goes on", "is killed"])
 def test_drain_waits_for_a_reader_that_lives(namespace: Namespace, prompt: StartPeer, decoder: StartPeer, fate: str) -> None:
     """A prefix key is not waited for, a pull of it is: until it is done, or its process is dead."""
-    p, d = prompt(1), decoder(2)
-    caught_in_the_middle(namespace, p, d, prefix(1, 7))
+    p, d = prompt(1), decoder(2, env=stoppable())
+    caught_in_the_middle(p, d, prefix(1, 7))
     p.send("finalize", drain_ms=60_000)
     assert not p.answers_within(0.5)
     if fate == "goes on":

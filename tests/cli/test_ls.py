@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from peer import SHM, Namespace, Peer, StartPeer, req
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)     # many programs, one after the other
 
 
 def clusters(cli: Any, *arguments: str) -> dict[int, Any]:
@@ -129,7 +129,7 @@ def test_scribbled_records_never_end_ls(pair: tuple[Peer, Peer], namespace: Name
                 directory.write(chance.randbytes(2048))
             directory.flush()
             assert clusters(cli)[2]["alive"] is False
-            assert cli("ls").returncode == 0
+        assert cli("ls").returncode == 0
 
 
 def test_members_table_of_another_build_is_a_fault(pair: tuple[Peer, Peer], namespace: Namespace, cli: Any) -> None:

@@ -10,11 +10,15 @@ from typing import ClassVar
 
 from peer import Peer, req
 
-from crash.house import DECODERS, PROMPTS, House
+from crash.house import DECODERS, House
 
 NO_RECYCLING = {"SHMKV_RECYCLE_BYTES": "0"}
 # An owner looks for dead readers at most every 20 ms, so that one call of it may come too early.
 LOOK_FOR_THE_DEAD = "import time\nfor _ in range(10):\n    agent.collect()\n    time.sleep(0.01)"
+
+def arming(point: str, stop: bool, after: str = "") -> str:
+    """For the command `execute`."""
+    return f"from shmkv import _crash\n_crash.arm({point!r}, {stop}, {after!r})"
 
 
 class Scenario(ABC):
@@ -35,6 +39,10 @@ class Scenario(ABC):
         self.house.furnish()
         for decoder in DECODERS:
             self.house.destination(decoder)
+
+    def arm(self, point: str, *, stop: bool) -> None:
+        """The actor will die or stop at a point."""
+        self.peer.call("execute", code=arming(point, stop))
 
     @abstractmethod
     def act(self) -> None:
@@ -150,15 +158,15 @@ class Settle(Scenario):
         mortal.call("link", ids=[1])
         mortal.call("allocate", name="buffer", num_tensors=4, shape=(2, 64))
         halves = [[(0, 0), (0, 0)], [(1, 1), (1, 1)]]
-        mortal.call("execute", code=_pull_layers(number, *halves[0]))
-        mortal.send("execute", code=_pull_layers(number, *halves[1]))
+        mortal.call("execute", code=pull_layers(number, *halves[0]))
+        mortal.send("execute", code=pull_layers(number, *halves[1]))
         assert not mortal.wait_stopped_or_dead()
 
     def act(self) -> None:
         self.peer.send("execute", code=LOOK_FOR_THE_DEAD)
 
 
-def _pull_layers(number: int, *ranges: tuple[int, int]) -> str:
+def pull_layers(number: int, *ranges: tuple[int, int]) -> str:
     (src, dst) = ranges
     return (f"agent.dist.kv_cache_manager.pull_cache(shmkv.CacheKey(1, {number}, 0), agent.caches['buffer'], "
             f"src_layer_range=range({src[0]}, {src[1] + 1}), dst_layer_range=range({dst[0]}, {dst[1] + 1}))")
@@ -251,122 +259,34 @@ class PullLastPart(Pull):
 
     def prepare(self) -> None:
         super().prepare()
-        self.peer.call("execute", code=_pull_layers(self.number, (0, 0), (0, 0)))
+        self.peer.call("execute", code=pull_layers(self.number, (0, 0), (0, 0)))
 
     def act(self) -> None:
-        self.peer.send("execute", code=_pull_layers(self.number, (1, 1), (1, 1)))
+        self.peer.send("execute", code=pull_layers(self.number, (1, 1), (1, 1)))
 
 
-class Link(Scenario):
-    """A new decoder links to a prompt."""
+class PullWaitedFor(Pull):
+    """The same while the prompt wants to remove the link and sleeps until it has the lock; it stands still when it is given it."""
 
-    actor = 5
-    other = 1
-
-    def prepare(self) -> None:
-        super().prepare()
-        self.house.start([5])
-
-    def act(self) -> None:
-        self.peer.send("link", ids=[1])
-
-    def is_done(self) -> None:
-        """The new link works, if there is anybody at its other end."""
-        if self.house.peers[1].is_alive:
-            self.house.destination(5)
-            self.house.links.add((5, 1))
-
-
-class LinkOverDead(Link):
-    """The same, into the record of a decoder that was killed."""
-
-    def prepare(self) -> None:
-        super().prepare()
-        self.house.peers[3].kill()
-
-
-class LinkMore(Link):
-    """The same when all records of the prompt's directory are in use."""
-
-    def prepare(self) -> None:
-        super().prepare()
-        for cluster_id in (11, 12):
-            peer = self.house.namespace.start_cluster("DECODER", cluster_id, env=self.house.env)
-            assert peer.call("link", ids=[1])[0] == "LLM_SUCCESS"
-
-
-class Unlink(Scenario):
-    """A decoder removes its link in turn."""
-
-    actor = 2
-    other = 1
+    def arm(self, point: str, *, stop: bool) -> None:
+        self.peer.call("execute", code=arming(point, stop, after="copying"))
+        super().act()
+        assert self.peer.wait_stopped_or_dead()
+        prompt = self.house.peers[1]
+        prompt.call("execute", code=arming("word-waiting", True))
+        prompt.send("unlink", ids=[2])
+        assert prompt.wait_stopped_or_dead()
 
     def act(self) -> None:
-        self.peer.send("unlink", ids=[1])
+        self.peer.cont()
+
+    def before_answer(self) -> None:
+        prompt = self.house.peers[1]
+        prompt.cont()
+        assert prompt.receive().value == ["LLM_SUCCESS", ["LLM_SUCCESS"]], "it has the lock, though nobody woke it"
 
     def forget_links(self) -> None:
         self.house.links.discard((2, 1))
 
-
-class UnlinkByForce(Unlink):
-    def act(self) -> None:
-        self.peer.send("unlink", ids=[1], force=True)
-
-
-class UnlinkIncoming(Unlink):
-    """A prompt removes a link that a decoder made to it."""
-
-    actor = 1
-    other = 2
-
-    def act(self) -> None:
-        self.peer.send("unlink", ids=[2])
-
-
-class UnlinkIncomingInUse(UnlinkIncoming):
-    """The same while the decoder stands still in the middle of a pull and holds the link's lock."""
-
-    def prepare(self) -> None:
-        super().prepare()
-        number = self.house.publish(1, "new")
-        decoder = self.house.peers[2]
-        decoder.call("execute", code="from shmkv import _crash\n_crash.arm('copying', True)")
-        decoder.send("pull", key=req(1, number), name="buffer")
-        assert decoder.wait_stopped_or_dead()
-
-    def before_answer(self) -> None:
-        decoder = self.house.peers[2]
-        decoder.cont()
-        assert decoder.receive().outcome in ("LLM_SUCCESS", "LLM_WAIT_PROCESS_TIMEOUT")
-
     def is_running(self, link: tuple[int, int]) -> bool:
-        return 2 not in link
-
-    def act(self) -> None:
-        self.peer.send("unlink", ids=[2], timeout=self.timeout_ms)
-
-    timeout_ms = 20_000
-
-
-class UnlinkIncomingInVain(UnlinkIncomingInUse):
-    """The same with a deadline that ends first."""
-
-    timeout_ms = 50
-
-    def before_answer(self) -> None:
-        """The decoder stands still."""
-
-    def after_answer(self) -> None:
-        super().before_answer()
-
-
-SCENARIOS: dict[str, type[Scenario]] = {
-    "init": Init, "first init": FirstInit, "sweep": Sweep, "finalize": Finalize, "last finalize": LastFinalize,
-    "allocate": Allocate, "allocate many rows": AllocateManyRows, "reuse": Reuse, "publish": Publish, "bind": Bind,
-    "unbind": Unbind, "remove": RemoveKey, "free": Free, "free and keep": FreeAndKeep, "settle": Settle,
-    "pull": Pull, "pull the last part": PullLastPart,
-    "link": Link, "link over a dead one": LinkOverDead, "link one more": LinkMore,
-    "unlink": Unlink, "unlink by force": UnlinkByForce, "unlink by the prompt": UnlinkIncoming,
-    "unlink in use": UnlinkIncomingInUse, "unlink in vain": UnlinkIncomingInVain,
-}
-assert set(PROMPTS) == {1, 4}
+        return 1 not in link

@@ -13,15 +13,14 @@ import pytest
 from peer import Namespace
 from reference import SUCCESS
 
-from crash.block_scenarios import BLOCK_SCENARIOS, PullBlocks
+from crash.block_scenarios import PullBlocks
+from crash.calls import SCENARIOS
 from crash.house import DECODERS, NOT_EXIST, PATIENCE_MS, PROMPTS, TIMED_OUT, House
 from crash.matrix import GONE, GONE_LATER, STAYS, Row, rows
-from crash.scenarios import SCENARIOS as OTHER_SCENARIOS
 from crash.scenarios import Pull, Scenario
 
 pytestmark = [pytest.mark.timeout(600)]     # the first one waits for a build
 ROWS = rows()
-SCENARIOS = {**OTHER_SCENARIOS, **BLOCK_SCENARIOS}
 EACH_ROW = pytest.mark.parametrize("row", ROWS, ids=str)
 # The first of all to join and the last to leave have nobody at the other end.
 EACH_ROW_OF_TWO = pytest.mark.parametrize("row", [row for row in ROWS if row.call not in ("first init", "last finalize")], ids=str)
@@ -47,13 +46,9 @@ def scenario(row: Row, namespace: Namespace, crash_build: Path) -> Iterator[Scen
     house.assert_no_leftovers()
 
 
-def arm(scenario: Scenario, row: Row, *, stop: bool) -> None:
-    scenario.peer.call("execute", code=f"from shmkv import _crash\n_crash.arm({row.point!r}, {stop})")
-
-
 def stop_at(scenario: Scenario, row: Row) -> None:
     """The actor stands at the point."""
-    arm(scenario, row, stop=True)
+    scenario.arm(row.point, stop=True)
     scenario.act()
     assert scenario.peer.wait_stopped_or_dead()
 
@@ -61,7 +56,7 @@ def stop_at(scenario: Scenario, row: Row) -> None:
 @EACH_ROW
 def test_the_actor_dies(row: Row, scenario: Scenario) -> None:
     house = scenario.house
-    arm(scenario, row, stop=False)
+    scenario.arm(row.point, stop=False)
     scenario.act()
     assert not scenario.peer.wait_stopped_or_dead()
     scenario.before_answer()
@@ -130,8 +125,7 @@ def test_the_matrix_has_every_point_of_the_sources() -> None:
     package = builds.ROOT / "shmkv"
     text = "".join(path.read_text() for path in sorted(package.iterdir()) if path.suffix in (".py", ".pyx"))
     names = set(re.findall(r"(?:crash_point\(|_crash\.reach\(|publish_header\(.*, )b?\"([a-z-]+)\"\)", text))
-    # One needs both sides of a link at the same moment, the other memory that runs out: docs/reliability.md says who comes by.
-    assert names - {row.point.split(":")[0] for row in ROWS} == {"link-abandoning", "word-offered"}
+    assert names == {row.point.split(":")[0] for row in ROWS}
 
 
 def test_everybody_has_a_part_in_the_matrix() -> None:

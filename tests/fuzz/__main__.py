@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from typing import Any
 
@@ -35,7 +36,16 @@ def outcome_of(wanted: argparse.Namespace) -> run.Outcome:
     return run.run_shared(wanted.seed, wanted.inputs, wanted.jobs, flipping=wanted.flips)
 
 
+def end_in_order(number: int, _: object) -> None:
+    """Of SIGINT and SIGTERM: workers end, too, and nothing is left behind. While threads watch them, no exception: an interrupted
+    join would take its thread for ended, and what that one has to remove would stay."""
+    if not run.stop_all():
+        sys.exit(128 + number)
+
+
 def main() -> int:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end_in_order)
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--inputs", type=int, default=1_000_000)
     options.add_argument("--seed", type=int, default=1)

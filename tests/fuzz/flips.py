@@ -19,6 +19,7 @@ from shmkv._mapping import Region
 
 PAGE_ADDRESS = 0x2000_0000_0000
 RANGES = 4
+ALWAYS = 16                             # then no two loads agree, ever
 LOADS = re.compile(r"^    static inline uint(?P<bits>32|64)_t load(?P=bits)_\w+\(.*$", re.MULTILINE)
 HOOK = f"""
     struct shmkv_flip {{ uint64_t armed, state, count; struct {{ uint64_t begin, end; }} ranges[{RANGES}]; }};
@@ -33,7 +34,7 @@ HOOK = f"""
         if (i == {RANGES}) return;
         x = f->state; x ^= x << 13; x ^= x >> 7; x ^= x << 17; f->state = x;
         if (x >> 60 >= f->armed) return;
-        if (f->armed == 16) new = (bits == 32 ? *(uint32_t *)at : *(uint64_t *)at) + 256;
+        if (f->armed == {ALWAYS}) new = (bits == 32 ? *(uint32_t *)at : *(uint64_t *)at) + 256;
         else new = x >> 32 & 1 ? values[x >> 33 & 7] : *(uint32_t *)at + (x >> 40 & 7) - 3;
         if (bits == 32) *(volatile uint32_t *)at = (uint32_t)new; else *(volatile uint64_t *)at = new;
         f->count++;
@@ -91,11 +92,23 @@ def armed(rng: random.Random, *regions: Region) -> Iterator[None]:
         _page.armed = 0
 
 
+@contextmanager
+def always(address: int, nbytes: int) -> Iterator[None]:
+    """Each load from this range is followed by a change, so that no two agree."""
+    assert _page is not None, "a build for it"
+    _page.ranges[:] = [address, address + nbytes, *[0] * (2 * RANGES - 2)]
+    _page.state, _page.armed = 1, ALWAYS
+    try:
+        yield
+    finally:
+        _page.armed = 0
+
+
 def _fill(page: _Page, rng: random.Random, regions: Sequence[Region]) -> None:
     for number, region in enumerate(regions):
         page.ranges[2 * number], page.ranges[2 * number + 1] = region.base, region.base + region.nbytes
     page.state = rng.getrandbits(64) | 1
-    page.armed = rng.choice((1, 1, 2, 4, 16))                       # sixteenths of the loads; at 16 no two agree, ever
+    page.armed = rng.choice((1, 1, 2, 4, ALWAYS))                   # sixteenths of the loads
 
 
 def count() -> int:

@@ -25,6 +25,7 @@ from .counts import EPISODE
 INPUT_DEADLINE_S = 20.0             # an input takes less than a millisecond; a deadline of the library can be in it
 POLL_S = 0.05
 SHM = Path("/dev/shm")
+running: set[subprocess.Popen[bytes]] = set()       # workers that have not ended
 
 
 @dataclass
@@ -46,6 +47,14 @@ def clean(prefix: str) -> list[str]:
     for name in left:
         (SHM / name).unlink(missing_ok=True)
     return left
+
+
+def stop_all() -> bool:
+    """An interrupted run: whoever watches a worker sees that it ended, and removes what it left. Was there any?"""
+    found = list(running)
+    for worker in found:
+        worker.kill()
+    return bool(found)
 
 
 def folder_of(flipping: bool) -> Path:
@@ -114,11 +123,13 @@ def _worker(folder: Path, what: str, *options: str) -> Outcome:
     arguments = [sys.executable, "-m", "fuzz.worker", f"--progress={fd}", f"--namespace={prefix}", *options]
     with mmap.mmap(fd, 4096) as progress, tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         worker = subprocess.Popen(arguments, cwd=folder, env=environment(folder), stdout=out, stderr=err, pass_fds=[fd])
+        running.add(worker)
         try:
             stuck = _watch(worker, progress)
         finally:
             worker.kill()
             worker.wait()
+            running.discard(worker)
             os.close(fd)
             left = clean(prefix)
         number = int.from_bytes(progress[0:8], "little")

@@ -43,7 +43,8 @@ def run_positions(namespace: Namespace, failing_library: Path, healthy: Peer) ->
     """run_positions(scenario): the reports of program.py, first that of the run in which nothing fails."""
     step = max(1, round(1 / float(os.environ.get("SHMKV_ROUNDS", "1"))))
     environment = namespace.environment({"LD_PRELOAD": str(failing_library), "SHMKV_COPY_THREADS": "3",
-                                         "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), str(HERE.parent.parent)])})
+                                         "PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(HERE),
+                                                                        str(HERE.parent), str(HERE.parent.parent)])})
 
     def run(scenario: str) -> Reports:
         ended = subprocess.run([sys.executable, str(HERE / "program.py"), scenario, str(step)],

@@ -11,11 +11,13 @@ from functools import lru_cache
 from typing import Any
 
 import cache_bytes
+import memory
 import numpy as np
 import reference
 from agent import cluster_info
 
 import shmkv
+from shmkv import _lookup
 from shmkv.link import Links
 
 MIB = 1 << 20
@@ -23,6 +25,7 @@ PEER_ID, OWN_ID = 1, 2
 # Of the peer's caches: cache id, tensors, shape (INT8), generation of the pattern. The big one is copied by the crew as well.
 SMALL = (1, 4, (2, 64), 5)
 BIG = (2, 1, (1, 12 * MIB), 6)
+MORE = [(3 + number, 1, (1, 64), 7 + number) for number in range(9)]    # more than the first table of mappings has room for
 LINK_TIMEOUT_MS = 300
 Reports = list[dict[str, Any]]
 RunPositions = Callable[..., Reports]   # the fixture run_positions
@@ -135,6 +138,24 @@ class Life:
         self.dist.kv_cache_manager.pull_cache(shmkv.CacheKeyByIdAndIndex(PEER_ID, BIG[0], 0), self.caches["big"])
         self._compare("big", _expected(BIG))
 
+    def pull_more(self) -> None:
+        """One after the other out of many segments, into the first tensor."""
+        for cache in MORE:
+            self.dist.kv_cache_manager.pull_cache(shmkv.CacheKeyByIdAndIndex(PEER_ID, cache[0], 0), self.caches["small"], 0,
+                                                  dst_layer_range=range(1), tensor_num_per_layer=1)
+            if not np.array_equal(cache_bytes.read(self.caches["small"])[:1, :, 0], _expected(cache)[:, :, 0]):
+                self.faults.append(f"wrong bytes of cache {cache[0]}")
+
+    def let_one_go(self) -> None:
+        """The peer's ring says that it gave up a segment, which this process has mapped."""
+        handle = self.links().handle(PEER_ID)
+        assert handle is not None
+        count = memory.word(handle.directory, "DirectoryHeader", 0, "DirectoryHeader", "segments_unlinked")
+        ring = memory.TABLES["EndedKey"][1] + memory.TABLES["EndedKey"][0] * 64
+        serial = _lookup.describe(handle.directory, memory.by_id(MORE[0][0]), 0)[4]
+        memory.content(handle.directory, ring, 512 * 8).view(np.uint64)[count.value % 512] = serial
+        count.value += 1
+
     def pull_many(self) -> None:
         key = shmkv.CacheKeyByIdAndIndex(PEER_ID, SMALL[0], 1)
         self.dist.kv_cache_manager.pull_many([shmkv.PullRequest(key, self.caches["small"], row) for row in (0, 1)])
@@ -181,12 +202,12 @@ def _expected(cache: tuple[int, int, tuple[int, ...], int]) -> reference.Bytes:
 
 def compute_patterns() -> None:
     """Once, before any fork."""
-    for cache in (SMALL, BIG):
+    for cache in (SMALL, BIG, *MORE):
         _expected(cache)
 
 
 def peer_commands() -> Iterable[tuple[str, dict[str, Any]]]:
-    """What the healthy peer has to do before: its two caches, filled."""
-    for name, cache in (("small", SMALL), ("big", BIG)):
+    """What the healthy peer has to do before: its caches, filled."""
+    for name, cache in (("small", SMALL), ("big", BIG), *((f"more {cache[0]}", cache) for cache in MORE)):
         yield "allocate", {"name": name, "num_tensors": cache[1], "shape": list(cache[2]), "dtype": "DT_INT8"}
         yield "fill", {"name": name, "generation": cache[3]}

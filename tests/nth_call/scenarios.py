@@ -10,8 +10,11 @@ import memory
 from block_lives import BlockLife
 from lives import Life
 
+from shmkv import _copy
 from shmkv._futex import LockWord
 from shmkv.cli import gc as cleaning
+
+MISSED = 10_000                 # segments that a peer gave up
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,29 @@ def _hold_the_word(life: Life) -> Callable[[], None]:
     return word.release
 
 
+def _miss_a_ring(life: Life) -> Callable[[], None]:
+    """The peer gave up more segments than its ring remembers, as far as this process can tell."""
+    handle = life.links().handle(1)
+    assert handle is not None
+    count = memory.word(handle.directory, "DirectoryHeader", 0, "DirectoryHeader", "segments_unlinked")
+    count.value += MISSED
+
+    def take_back() -> None:
+        count.value -= MISSED
+
+    return take_back
+
+
+def _keep_runs(life: Life) -> None:
+    """The list of runs of `bench/`."""
+    try:
+        _copy.RunList([(0, 0, 8)] * 3, 1, 1)
+    except MemoryError:
+        life.outcomes.append("runs: MemoryError")
+    else:
+        life.outcomes.append("runs: LLM_SUCCESS")
+
+
 def _wait_on_two_threads(life: Life) -> None:
     """One waits for the word, the other behind it in the queue of this process."""
     other = threading.Thread(target=life.steps, args=("pull_small",))
@@ -72,6 +98,10 @@ SCENARIOS: dict[str, Scenario] = {
     "link": Scenario(("link",), ("init",)),
     "allocate and publish": Scenario(("allocate_published",), ("init",), role="PROMPT"),
     "pull": Scenario(("pull_small",), LINKED),
+    "pull from many segments": Scenario(("pull_more",), LINKED),
+    "pull after many segments went": Scenario(("pull_small",), (*LINKED, "pull_more"), prepare=_miss_a_ring),
+    "pull after one segment went": Scenario(("pull_small",), (*LINKED, "pull_more", "let_one_go")),
+    "a list of runs": Scenario((), LINKED, run=_keep_runs),
     "pull with the crew": Scenario(("pull_big",), ("init", "link", "allocate_big")),
     "pull_many and copy": Scenario(("pull_many", "copy"), LINKED),
     "wait for the lock": Scenario((), LINKED, prepare=_hold_the_word, run=_wait_on_two_threads, timeout_ms=100),

@@ -60,6 +60,18 @@ def end(referee: Referee) -> Left:
     return left
 
 
+def give_up(referee: Referee) -> None:
+    """An interrupted run: nobody and nothing of it is left."""
+    lives = [*referee.living.values(), *(life for life, _ in referee.dying.values())]
+    for life in lives:
+        referee.send(life.pid, signal.SIGKILL)
+    with contextlib.suppress(OSError):
+        referee.starter.close()                 # who was forked there dies with it
+    for name in files(referee.plan.namespace):
+        with contextlib.suppress(FileNotFoundError):
+            (SHM / name).unlink()
+
+
 def wait_until_ready(referee: Referee) -> None:
     deadline = time.monotonic() + END_S
     rows = referee.board.fields[list(referee.living)]

@@ -1,0 +1,49 @@
+"""Each call of the matrix and what it takes to come to it."""
+from __future__ import annotations
+
+from crash.block_scenarios import BLOCK_SCENARIOS
+from crash.house import PROMPTS
+from crash.link_scenarios import (
+    Link,
+    LinkMore,
+    LinkOverDead,
+    LinkWithoutMemory,
+    Unlink,
+    UnlinkByForce,
+    UnlinkIncoming,
+    UnlinkIncomingInUse,
+    UnlinkIncomingInVain,
+)
+from crash.scenarios import (
+    Allocate,
+    AllocateManyRows,
+    Bind,
+    Finalize,
+    FirstInit,
+    Free,
+    FreeAndKeep,
+    Init,
+    LastFinalize,
+    Publish,
+    Pull,
+    PullLastPart,
+    PullWaitedFor,
+    RemoveKey,
+    Reuse,
+    Scenario,
+    Settle,
+    Sweep,
+    Unbind,
+)
+
+SCENARIOS: dict[str, type[Scenario]] = {
+    "init": Init, "first init": FirstInit, "sweep": Sweep, "finalize": Finalize, "last finalize": LastFinalize,
+    "allocate": Allocate, "allocate many rows": AllocateManyRows, "reuse": Reuse, "publish": Publish, "bind": Bind,
+    "unbind": Unbind, "remove": RemoveKey, "free": Free, "free and keep": FreeAndKeep, "settle": Settle,
+    "pull": Pull, "pull the last part": PullLastPart, "pull waited for": PullWaitedFor,
+    "link": Link, "link without memory": LinkWithoutMemory, "link over a dead one": LinkOverDead, "link one more": LinkMore,
+    "unlink": Unlink, "unlink by force": UnlinkByForce, "unlink by the prompt": UnlinkIncoming,
+    "unlink in use": UnlinkIncomingInUse, "unlink in vain": UnlinkIncomingInVain,
+    **BLOCK_SCENARIOS,
+}
+assert set(PROMPTS) == {1, 4}
