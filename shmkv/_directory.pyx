@@ -34,7 +34,18 @@ from shmkv._futex cimport (
 )
 from shmkv._index cimport KeyIndex
 from shmkv._layout cimport *
-from shmkv._lookup cimport FIND_NEVER, FoundRow, Key, find_key, has_key, is_same_row, key_hash, to_key, why_ended
+from shmkv._lookup cimport (
+    FIND_NEVER,
+    FoundRow,
+    Key,
+    find_key,
+    has_key,
+    is_same_row,
+    key_hash,
+    still_counts,
+    to_key,
+    why_ended,
+)
 from shmkv._mapping cimport Region, publish_header
 from shmkv._rings cimport note_ended, note_unlinked
 from shmkv._tables cimport Tables
@@ -255,6 +266,10 @@ cdef class Directory(CacheRecords):
             if not is_same_row(seen, load64_seq(&self.row_of(slot, row).word)):
                 return False
         return True
+
+    def still_counts(self, uint32_t slot, uint32_t batch_index, uint64_t seen, bint by_key):
+        """As a reader's last look: does what was copied since a row's word was `seen` count?"""
+        return still_counts(seen, load64_seq(&self.row_of(slot, batch_index).word), by_key)
 
     def row_key(self, uint32_t slot, uint32_t batch_index):
         """(kind, req_id, prefix_id, model_id) of a row's living key, or None."""

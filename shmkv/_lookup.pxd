@@ -46,6 +46,7 @@ cdef int recheck_rows(char* base, const FoundRow* found, const uint32_t* rows, u
 cdef bint pin(LinkSide* side, FoundRow* found) noexcept nogil
 cdef void unpin(LinkSide* side) noexcept nogil
 cdef int recheck(FoundRow* found, bint by_key) noexcept nogil
+cdef bint still_counts(uint64_t seen, uint64_t word, bint by_key) noexcept nogil
 cdef bint is_same_row(uint64_t seen, uint64_t word) noexcept nogil
 cdef int why_ended(char* base, const Key* key) noexcept nogil
 cdef Key to_key(tuple words)

@@ -278,9 +278,7 @@ cdef int recheck(FoundRow* found, bint by_key) noexcept nogil:
     word = load64_seq(&found.row.word)
     if not is_still_there(found):
         return FIND_REMOVED
-    if by_key and word != found.row_word and word_generation(word) == word_generation(found.row_word):
-        return 0 if word_state(word) in (ROW_CONSUMED, ROW_CONSUMED_OUT) else FIND_REMOVED
-    return 0 if is_same_row(found.row_word, word) else FIND_REMOVED
+    return 0 if still_counts(found.row_word, word, by_key) else FIND_REMOVED
 
 
 cdef int recheck_rows(char* base, const FoundRow* found, const uint32_t* rows, uint32_t count, const uint64_t* seen,
@@ -302,6 +300,13 @@ cdef inline bint is_still_there(const FoundRow* found) noexcept nogil:
     dead, so the bytes may be anybody's."""
     cdef uint64_t word = load64_seq(&found.cache.word)
     return word_generation(word) == word_generation(found.cache_word) and word_state(word) != CACHE_FREE
+
+
+cdef bint still_counts(uint64_t seen, uint64_t word, bint by_key) noexcept nogil:
+    """Does what was copied since a row's word was `seen` count? By key only if the key was not removed."""
+    if by_key and word != seen and word_generation(word) == word_generation(seen):
+        return word_state(word) in (ROW_CONSUMED, ROW_CONSUMED_OUT)
+    return is_same_row(seen, word)
 
 
 cdef bint is_same_row(uint64_t seen, uint64_t word) noexcept nogil:

@@ -105,14 +105,15 @@ def _lend_own(cluster: Cluster, key: PullKey, select: Select, consumes: bool) ->
         found = find_own(cluster.caches, key)
         if isinstance(found, int):
             return found, None
-        source, row, generation = found
+        source, row, word = found
         if not cluster.caches.sources.is_published(source, row, first, count):
             return int(_lookup.UNPUBLISHED), None
         status = _fault(source, select)
         if status == 0:
             source.local.count_in()
             loan = OwnLoan(source, row, first, count)
-            status = cluster.caches.sources.finish(source, row, generation, consumes, first, count)
+            status = cluster.caches.sources.finish(source, row, word, by_key=isinstance(key, CacheKey), consumes=consumes,
+                                                   first=first, count=count)
     return (0, loan) if status == 0 else (status, None)
 
 

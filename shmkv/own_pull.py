@@ -27,7 +27,7 @@ def _pull_row(cluster: Cluster, key: PullKey, dst: LocalCache, select: Select, c
         found = find_own(cluster.caches, key)
         if isinstance(found, int):
             return found
-        source, row, generation = found
+        source, row, word = found
         if _is_refused(source, dst, select):
             return int(_plan.FORMAT)
         if not cluster.caches.sources.is_published(source, row, select[5], select[6]):
@@ -37,7 +37,8 @@ def _pull_row(cluster: Cluster, key: PullKey, dst: LocalCache, select: Select, c
         status = _copy(cluster, source, dst, (*select[:3], row, *select[4:]), lists)
         if status == 0:
             with cluster.lock:
-                status = cluster.caches.sources.finish(source, row, generation, consumes, select[5], select[6])
+                status = cluster.caches.sources.finish(source, row, word, by_key=isinstance(key, CacheKey), consumes=consumes,
+                                                       first=select[5], count=select[6])
     finally:
         source.local.leave()
     return status
@@ -79,7 +80,7 @@ def _copy(cluster: Cluster, source: OwnCache, dst: LocalCache, select: Select, l
 
 
 def find_own(caches: OwnCaches, key: PullKey) -> tuple[OwnCache, int, int] | int:
-    """(cache, row, generation of its binding) that a key names, or why there is none. Under the owner's lock."""
+    """(cache, row, the row's word) that a key names, or why there is none. Under the owner's lock."""
     if isinstance(key, CacheKey):
         return caches.sources.by_key(key.words)
     return caches.sources.by_id(key.cache_id, key.batch_index)

@@ -19,19 +19,19 @@ class OwnSources:
         self._by_slot = by_slot
 
     def by_key(self, words: KeyWords) -> tuple[OwnCache, int, int] | int:
-        """(cache, row, generation of the binding) of a living key of our own, or why there is none."""
+        """(cache, row, the row's word) of a living key of our own, or why there is none."""
         found = self._directory.find(words)
         if found is None:
             return int(self._directory.why_ended(words))
         slot, row = found
-        return self._by_slot[slot], row, self._directory.row_generation(slot, row)
+        return self._by_slot[slot], row, self._word(slot, row)
 
     def by_id(self, cache_id: int, row: int) -> tuple[OwnCache, int, int] | int:
         """The same for a cache that its id or a key of it keeps alive."""
         cache = self._by_id.get(cache_id)
         if cache is None or cache.retired or row >= cache.desc.batch_size:
             return int(_lookup.NEVER)
-        return cache, row, self._directory.row_generation(cache.slot, row)
+        return cache, row, self._word(cache.slot, row)
 
     def by_blocks_key(self, model_id: int) -> OwnCache | None:
         """The blocks cache of our own with that key."""
@@ -52,12 +52,16 @@ class OwnSources:
         wanted = tensors if count < 0 else min(tensors, first + count)
         return bool(self._directory.progress(cache.slot, row) >= wanted)
 
-    def finish(self, cache: OwnCache, row: int, generation: int, consumes: bool, first: int, count: int) -> int:
-        """After the copy of a pull of our own, while the source is still counted in: 0, or REMOVED if the row was bound anew
-        meanwhile. Coverage, and the key is consumed when this was the last part."""
-        if self._directory.row_generation(cache.slot, row) != generation:
+    def finish(self, cache: OwnCache, row: int, word: int, *, by_key: bool, consumes: bool, first: int, count: int) -> int:
+        """After the copy of a pull of our own, while the source is still counted in: 0, or REMOVED if the row is not what it was.
+        Coverage, and the key is consumed when this was the last part. `word`: as `by_key` or `by_id` found it."""
+        if not self._directory.still_counts(cache.slot, row, word, by_key):
             return int(_lookup.REMOVED)
         self._directory.note_use(cache.slot, row, time.monotonic_ns())
         if consumes:
-            self._directory.mark_pulled(cache.slot, row, generation, first, cache.desc.num_tensors if count < 0 else count)
+            tensors = cache.desc.num_tensors if count < 0 else count
+            self._directory.mark_pulled(cache.slot, row, word >> 8, first, tensors)
         return 0
+
+    def _word(self, slot: int, row: int) -> int:
+        return int(self._directory.row_words(slot, [row])[0])

@@ -49,7 +49,7 @@ EXEMPT: dict[str, str] = {
            "_link_handle:__cinit__:load64_acquire#1"),
     **_all("the owner reads what it alone writes, or where only its own lock matters", "_cache_records:insert:load32_acquire#1",
            "_directory:row_generation:load64_seq#1", "_directory:row_words:load64_seq#1",
-           "_directory:are_same_rows:load64_seq#1", "_lookup:is_published:load32_acquire#1",
+           "_directory:are_same_rows:load64_seq#1", "_directory:still_counts:load64_seq#1", "_lookup:is_published:load32_acquire#1",
            "_directory:row_key:load64_seq#1", "_directory:progress:load32_acquire#1",
            "_local:count_in:add32_seq#1"),
     **_all("a count of this process; who has one more holds one already, and the last one unmaps and loads nothing",

@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import memory
 import pytest
@@ -41,9 +42,14 @@ def allocate(caches: OwnCaches, *words: tuple[int, int, int, int], desc: CacheDe
     return caches.allocate(layout(desc), dict(enumerate(words)), publish=True, zero=False)
 
 
+def word_of(caches: Any, cache: Any, row: int) -> int:
+    """What stands in the row's record now."""
+    return int(caches._directory.row_words(cache.slot, [row])[0])
+
+
 def pull(caches: OwnCaches, cache: OwnCache, row: int, first: int = 0, count: int = -1) -> None:
     """What a pull out of our own cache does after its copy."""
-    assert caches.sources.finish(cache, row, caches._directory.row_generation(cache.slot, row), True, first, count) == 0
+    assert caches.sources.finish(cache, row, word_of(caches, cache, row), by_key=True, consumes=True, first=first, count=count) == 0
     caches.collect()
 
 
@@ -128,7 +134,7 @@ def test_id_keeps_a_cache_without_keys(caches: OwnCaches) -> None:
     caches.remove_key(request(1))
     assert caches.sources.by_key(request(1)) == REMOVED
     assert caches.get(cache) is cache
-    assert caches.sources.by_id(cache.cache_id, 2) == (cache, 2, caches._directory.row_generation(cache.slot, 2))
+    assert caches.sources.by_id(cache.cache_id, 2) == (cache, 2, word_of(caches, cache, 2))
     assert caches.sources.by_id(cache.cache_id, 3) == caches.sources.by_id(99, 0) == NEVER
 
 
@@ -307,7 +313,7 @@ def test_directory_that_cannot_grow_gives_the_segment_back(cluster: Cluster, cac
     assert list(caches) == []
     assert len(namespace.segments()) <= 1
     made = allocate(caches, request(1), desc=many)
-    assert caches.sources.by_key(request(1)) == (made, 0, caches._directory.row_generation(made.slot, 0))
+    assert caches.sources.by_key(request(1)) == (made, 0, word_of(caches, made, 0))
 
 
 def test_close_unlinks_everything(namespace: Namespace) -> None:

@@ -118,7 +118,8 @@ def test_key_that_was_fetched_in_time_is_not_counted(here: Callable[..., Any]) -
     manager = dist.kv_cache_manager
     cache = manager.allocate_cache(DESC, keys(1, 2), key_ttl_ms=30)
     caches, own = manager._cluster.caches, cache._own
-    assert caches.sources.finish(own, 0, caches._directory.row_generation(own.slot, 0), True, 0, -1) == 0
+    assert caches.sources.finish(own, 0, caches._directory.row_words(own.slot, [0])[0], by_key=True, consumes=True, first=0,
+                                 count=-1) == 0
     assert stats_when(manager, lambda stats: stats["keys_expired_by_ttl"] > 0)["keys_expired_by_ttl"] == 1
     assert not lives(manager, CacheKey(1, 1))
 

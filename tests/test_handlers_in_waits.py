@@ -54,7 +54,7 @@ class Waiting:
 
     def prepared(self) -> Any:
         """A prepared pull that has been called once, so that it knows its link."""
-        made = _pull.PreparedPull(self.cache, select(), False, PATIENT_MS, (CacheKey,), lambda *_: self.pair.handle, None)
+        made = _pull.PreparedPull(self.cache, select(), False, PATIENT_MS, (CacheKey,), lambda *_: self.pair.handle, None, None)
         made(CacheKey(1, 0))
         return made
 
