@@ -6,10 +6,11 @@ from typing import Any
 
 import builds
 import pytest
-from mid_copy import NBYTES, OLD, ONE, TRIES, fill
+from mid_copy import NBYTES, OLD, ONE, fill
 from peer import StartPeer
 
 pytestmark = pytest.mark.timeout(900)           # the first one may wait for a build
+TRIES = 5               # the copy may be over before the attempts were made
 PLAIN_AND_SANITIZED = pytest.mark.parametrize("build", [
     "plain", pytest.param("address", marks=pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler"))])
 STORES = {
