@@ -4,7 +4,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import contenders as ways
 import numpy as np
@@ -17,7 +16,7 @@ from programs import Process
 from pytest_benchmark.fixture import BenchmarkFixture
 from report import Row
 from session import PROMPT_ID, Record, Run
-from workloads import PAGED, Runs
+from workloads import DESTINATIONS, PAGED, Runs
 
 import shmkv
 
@@ -34,28 +33,23 @@ def paged_runs(src_starts: list[int], dst_starts: list[int]) -> Runs:
 
 
 class Blocks(BareCopy):
-    """A blocks cache of this process as the destination."""
+    """Memory of this process alone, registered as a blocks cache, whose tensors begin at one byte of their page."""
 
-    def __init__(self, manager: shmkv.KvCacheManager, source: Source) -> None:
+    def __init__(self, manager: shmkv.KvCacheManager, source: Source, at: int) -> None:
         desc = shmkv.CacheDesc(PAGED.num_tensors, [PAGED.pool, BLOCK_NBYTES // 2], shmkv.DataType.DT_FLOAT16)
         self._manager = manager
-        self.cache = manager.allocate_blocks_cache(desc)
-        starts = [tensor.data_ptr for tensor in self.cache.tensors]
+        self.tensors = ways.Private(PAGED.cache_nbytes).rows(PAGED.num_tensors, PAGED.pool * BLOCK_NBYTES, at)
+        pools = [tensor.view(np.float16).reshape(PAGED.pool, -1) for tensor in self.tensors]
+        self.cache = manager.register_blocks_cache(desc, pools)
+        (starts,) = self.cache.per_device_tensor_addrs
         super().__init__(source, starts[0], paged_runs(source.offsets, [start - starts[0] for start in starts]))
 
     def pull(self) -> Contender:
         key = shmkv.BlocksCacheKey(PROMPT_ID, MODEL_ID)
-        pull: Any = partial(self._manager.pull_blocks, key, self.cache, SRC_BLOCKS, DST_BLOCKS)
-        try:
-            pull()
-        except shmkv.LLMException as error:
-            if error.status_code != shmkv.LLMStatusCode.LLM_FEATURE_NOT_ENABLED:
-                raise
-            pytest.skip("needs pull_blocks, which this version does not have")
-        return self.contender(ways.OURS, pull)
+        return self.contender(ways.OURS, partial(self._manager.pull_blocks, key, self.cache, SRC_BLOCKS, DST_BLOCKS))
 
     def close(self) -> None:
-        self._manager.deallocate_cache(self.cache)
+        self._manager.unregister_cache(self.cache)
 
 
 @pytest.fixture(scope="module")
@@ -66,17 +60,15 @@ def source(prompt: Process) -> Iterator[Source]:
     prompt.call("drop", cache_id=made.cache_id)
 
 
-def blocks_of(memory: ByteArray) -> tuple[list[ByteArray], list[ByteArray]]:
-    """The source's and the destination's blocks of a pool in the order of the runs, as if it were the one or the other."""
-    tensors = memory.reshape(PAGED.num_tensors, PAGED.pool, BLOCK_NBYTES)
-    return ([tensors[t, block] for t in range(PAGED.num_tensors) for block in SRC_BLOCKS],
-            [tensors[t, block] for t in range(PAGED.num_tensors) for block in DST_BLOCKS])
+def blocks_of(tensors: list[ByteArray], blocks: list[int]) -> list[ByteArray]:
+    """These blocks of each tensor, in the order of the runs."""
+    return [tensor.reshape(PAGED.pool, BLOCK_NBYTES)[block] for tensor in tensors for block in blocks]
 
 
-def private_ways(shared: ways.Shared) -> Iterator[Contender]:
-    """numpy and torch, one assignment for each block, into private memory of the same shape."""
-    memory = np.ones(PAGED.cache_nbytes, np.uint8)
-    shared.rows, (_, dst) = blocks_of(shared.whole)[0], blocks_of(memory)
+def private_ways(shared: ways.Shared, target: Blocks) -> Iterator[Contender]:
+    """numpy and torch, one assignment for each block, into the same memory."""
+    pools = list(shared.whole[:PAGED.cache_nbytes].reshape(PAGED.num_tensors, -1))
+    shared.rows, dst = blocks_of(pools, SRC_BLOCKS), blocks_of(target.tensors, DST_BLOCKS)
     yield shared.numpy(dst)
     torch = ways.import_torch()
     if torch is not None:
@@ -84,15 +76,16 @@ def private_ways(shared: ways.Shared) -> Iterator[Contender]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("at", DESTINATIONS)
 def test_paged(source: Source, manager: shmkv.KvCacheManager, prompt: Process, run: Run, record: Record,
-               benchmark: BenchmarkFixture) -> None:
-    with contextlib.closing(Blocks(manager, source)) as target, \
+               benchmark: BenchmarkFixture, at: int) -> None:
+    with contextlib.closing(Blocks(manager, source, at)) as target, \
             contextlib.closing(ways.Shared(prompt, source, PAGED.num_tensors, PAGED.pool * BLOCK_NBYTES)) as shared, \
             contextlib.ExitStack() as stack:
         ours = target.pull()
         loop = yardstick.choose(target, run.rounds(yardstick.ROUNDS), PAGED.number)
         others = [target.bare(loop.kernel, loop.streaming), target.bare_two(loop.kernel, loop.streaming, stack)]
-        others += private_ways(shared)
+        others += private_ways(shared, target)
         medians = interleave(benchmark, ours, others, rounds=run.rounds(PAGED.rounds))
-    row = Row("workloads", PAGED.name, 0, PAGED.nbytes, notes=[f"C: {loop}"])
+    row = Row("workloads", PAGED.name, at, PAGED.nbytes, notes=[f"C: {loop}"])
     record(row, medians, ways.OURS)

@@ -40,6 +40,8 @@ BUDGETS = [
     Budget("cycle", "minor faults of a side", 10),
     Budget("small, ", "growth", 1.10),
     Budget("loop", "ours/best", 1 / 0.9),
+    Budget("view", "ns of a view", 5000),
+    Budget("fork", "ns of a fork", 100_000),
 ]
 
 
