@@ -1,6 +1,8 @@
 """Layout of a fork: one row of a lent cache, seen as a cache of its own."""
 from __future__ import annotations
 
+from functools import lru_cache
+
 from shmkv._plan import ShapeList
 from shmkv.cache_layout import CacheLayout
 from shmkv.data_type import DataType
@@ -11,13 +13,19 @@ from shmkv.types import CacheDesc
 
 def fork_layout(loan: Lender, desc: CacheDesc | None) -> CacheLayout:
     """The lent row as the only row of a cache that `desc` describes. LLMParamError for a description of something else."""
-    tensors = [LentTensor(*numbers) for numbers in loan.tensors]
-    wanted = _described(tensors) if desc is None else desc.snapshot()
-    if desc is not None:
-        _check(tensors, wanted)
-    shapes = [_only_row(tensor, loan.row) for tensor in tensors]
+    return _layout_of(tuple(loan.tensors), loan.row, loan.region.nbytes, None if desc is None else desc.values())
+
+
+@lru_cache(maxsize=64)
+def _layout_of(numbers: tuple[tuple[int, int, int, int, int, int], ...], row: int, nbytes: int,
+               described: tuple[object, ...] | None) -> CacheLayout:
+    """Kept, since one prefix is forked many times."""
+    tensors = [LentTensor(*each) for each in numbers]
+    desc = _described(tensors) if described is None else CacheDesc.from_values(described)
+    _check(tensors, desc)
+    shapes = [_only_row(tensor, row) for tensor in tensors]
     offsets = tuple(shape[0] for shape in shapes)
-    return CacheLayout(wanted, ShapeList(list(shapes)), offsets, loan.region.nbytes, 1, tuple(t.row_nbytes for t in tensors), 0)
+    return CacheLayout(desc, ShapeList(list(shapes)), offsets, nbytes, 1, tuple(t.row_nbytes for t in tensors), 0)
 
 
 def _described(tensors: list[LentTensor]) -> CacheDesc:
