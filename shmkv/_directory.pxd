@@ -6,4 +6,3 @@ from shmkv._cache_records cimport CacheRecords
 
 cdef class Directory(CacheRecords):
     cdef int end_key(self, uint32_t slot, uint32_t batch_index, uint32_t state) except -1
-    cdef void key_changed(self)

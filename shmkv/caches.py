@@ -9,12 +9,11 @@ import errno
 import itertools
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 from shmkv import _link_record, _lookup, segment
 from shmkv._directory import Directory
+from shmkv._drop import DropQueue
 from shmkv._layout import SEGMENT_DATA
 from shmkv._local import LocalCache
 from shmkv._mapping import Region
@@ -24,42 +23,14 @@ from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
 from shmkv.expiry import KeyExpiry
 from shmkv.keys import KEY_REQUEST, KeyWords
 from shmkv.membership import Member, Namespace
+from shmkv.own_cache import OwnCache as OwnCache
 from shmkv.pauses import Pauses
 from shmkv.registered import RegisteredCache, RegisteredCaches
 from shmkv.segment import Segment, SegmentPool
-from shmkv.types import CacheDesc
 
 REAP_INTERVAL_NS = 20_000_000
 
 log = logging.getLogger("shmkv")
-
-
-@dataclass
-class OwnCache:
-    """One allocated cache of this cluster."""
-
-    cache_id: int
-    layout: CacheLayout
-    segment: Segment
-    local: LocalCache
-    is_blocks: bool                         # a blocks cache
-    blocks_model_id: int | None             # and its key
-    slot: int = field(default=-1, init=False)
-    generation: int = field(default=0, init=False)
-    id_alive: bool = field(default=True, init=False)
-    retired: bool = field(default=False, init=False)
-    living: int | None = field(default=None, init=False)    # keys that lived at the last look; None: something changed since
-
-    @property
-    def desc(self) -> CacheDesc:
-        """What was asked for at allocation."""
-        return self.layout.desc
-
-    @property
-    def offsets(self) -> tuple[int, ...]:
-        """Of the tensors, in bytes from the segment's start."""
-        return self.layout.offsets
-
 
 Usable = OwnCache | RegisteredCache         # what a caller's handle stands for
 
@@ -86,7 +57,8 @@ class OwnCaches:
         self._reaped_count = 0
         self._looked_ns = 0
         self._ids = itertools.count(1)
-        self.dropped: deque[OwnCache] = deque()     # those whose last handle is gone, put here without any lock
+        self._last_ttl_ns = 0                       # when the last key's time to live is over, at the latest
+        self.dropped = DropQueue(directory)     # those whose last handle is gone, put here without any lock
         self.registered = RegisteredCaches()
 
     def __iter__(self) -> Iterator[OwnCache]:
@@ -143,6 +115,7 @@ class OwnCaches:
 
     def _record(self, cache: OwnCache, keys: dict[int, KeyWords], publish: bool, ttl_ms: int | None) -> None:
         wanted = cache.layout
+        self._note_ttl(ttl_ms)
         cache.slot, cache.generation = self._directory.insert(
             cache.segment.region, cache, cache_id=cache.cache_id, serial=cache.segment.serial, tensors=wanted.tensors,
             num_rows=wanted.rows, published=wanted.desc.num_tensors if publish else 0, kind=int(cache.is_blocks),
@@ -151,6 +124,7 @@ class OwnCaches:
         for row, words in keys.items():
             self.expiry.bound(cache.slot, row, ttl_ms)
             self._directory.bind(cache.slot, row, words)
+        self._directory.cache_added()
 
     def _undo(self, cache: OwnCache | None, made: Segment | None) -> None:
         """Take back what a failed allocation got to. Once it is recorded, a reader may be in it: then it leaves as any cache."""
@@ -208,6 +182,7 @@ class OwnCaches:
         for row, words in keys.items():
             self._check_unbound(row, words, cache.slot)
         cache.living = None
+        self._note_ttl(key_ttl_ms)
         try:
             self._directory.make_room(len(keys))
             for row, words in keys.items():
@@ -226,6 +201,7 @@ class OwnCaches:
 
     def publish(self, cache: OwnCache, rows: Sequence[int], tensors: int, key_ttl_ms: int | None = None) -> None:
         """The first `tensors` tensors of each row hold their bytes now."""
+        self._note_ttl(key_ttl_ms)
         self.expiry.published(cache.slot, rows, key_ttl_ms)
         for row in rows:
             self._directory.publish(cache.slot, row, tensors)
@@ -330,7 +306,18 @@ class OwnCaches:
         self._leaving.pop(cache.cache_id, None)
         self.expiry.freed(cache.slot)
         self._directory.release(cache.slot)
-        return self._pool.give(cache.segment)
+        given_back = self._pool.give(cache.segment)
+        self._directory.memory_freed()
+        return given_back
+
+    @property
+    def may_free_untold(self) -> bool:
+        """May memory become free without `memory_freed` soon: a key's time ends, or this process leaves a cache that it copies?"""
+        return time.monotonic_ns() < self._last_ttl_ns or any(cache.local.uses for cache in self._leaving.values())
+
+    def _note_ttl(self, ttl_ms: int | None) -> None:
+        if ttl_ms is not None:
+            self._last_ttl_ns = max(self._last_ttl_ns, time.monotonic_ns() + ttl_ms * 1_000_000)
 
     def close(self, timeout_ms: int) -> None:
         """finalize: unlink everything at once. Running copies of this process are waited for, those of others go on reading
@@ -369,6 +356,10 @@ class OwnCaches:
         """The blocks cache of our own with that key."""
         slot = self._directory.find_blocks(model_id)
         return None if slot is None else self._by_slot[slot]
+
+    def row_number(self, cache: OwnCache, row: int) -> int:
+        """Of the record of a row, for who waits for it."""
+        return int(self._directory.row_number(cache.slot, row))
 
     def row_words(self, cache: OwnCache, rows: Sequence[int]) -> list[int]:
         """What `are_same_rows` needs to know before the bytes of rows are read."""

@@ -24,12 +24,15 @@ SourceKey = PullKey | BlocksCacheKey
 
 def pull_failure(status: int, cluster: Cluster, links: Links, key: SourceKey, desc: CacheDesc, select: Select) -> LLMException:
     """The exception (not raised) for a pull that was answered `status`; `desc` describes the destination."""
-    code = _code(status, cluster)
-    sentence = _sentence(status, cluster, links, key, desc, select)
-    return error_for_status(code, f"pull of {key!r}: {sentence} ({code.name})")
+    return failure(f"pull of {key!r}", code_of(status, cluster), sentence_of(status, cluster, links, key, desc, select))
 
 
-def _code(status: int, cluster: Cluster) -> LLMStatusCode:
+def failure(what: str, code: LLMStatusCode, sentence: str) -> LLMException:
+    """The exception (not raised) for a call that was answered by a status."""
+    return error_for_status(code, f"{what}: {sentence} ({code.name})")
+
+
+def code_of(status: int, cluster: Cluster) -> LLMStatusCode:
     """The status code of the contract for a number of the core."""
     settings = cluster.settings
     fixed = {
@@ -48,7 +51,7 @@ def _code(status: int, cluster: Cluster) -> LLMStatusCode:
     return fixed.get(status, LLMStatusCode.LLM_FAILED)
 
 
-def _sentence(status: int, cluster: Cluster, links: Links, key: SourceKey, desc: CacheDesc, select: Select) -> str:
+def sentence_of(status: int, cluster: Cluster, links: Links, key: SourceKey, desc: CacheDesc, select: Select) -> str:
     peer = f"cluster {key.cluster_id}"
     if status in _plan.ARGUMENT_FAULTS:
         return _argument_fault(status, links, key, desc, select)
