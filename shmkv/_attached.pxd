@@ -34,9 +34,10 @@ cdef struct AttachedTable:
     uint32_t count
     uint64_t tick
     bint by_pread                   # keep descriptors instead of mappings
+    bint writable                   # map them for writing: the peer's destinations of pushes
 
 
-cdef int table_init(AttachedTable* table, bint by_pread) noexcept nogil
+cdef int table_init(AttachedTable* table, bint by_pread, bint writable) noexcept nogil
 cdef void table_clear(AttachedTable* table) noexcept nogil
 cdef Attached* table_find(AttachedTable* table, uint64_t serial) noexcept nogil
 cdef int table_drop(AttachedTable* table, uint64_t serial) noexcept nogil

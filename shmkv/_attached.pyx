@@ -1,5 +1,5 @@
 # cython: language_level=3, freethreading_compatible=True, cdivision=True
-"""Segments of others, attached read-only, once, and kept in a table of the link.
+"""Segments of others, attached once and kept in a table of the link: read-only, or writable in the table of one who pushes.
 
 A table that reads by `pread` keeps descriptors and maps nothing: a peer that truncates a segment while it is copied is a short
 read there, where a mapping would answer with a bus error.
@@ -44,8 +44,9 @@ cdef extern from *:
     int populate_read(char* address, uint64_t nbytes) noexcept nogil
 
 
-cdef int table_init(AttachedTable* table, bint by_pread) noexcept nogil:
+cdef int table_init(AttachedTable* table, bint by_pread, bint writable) noexcept nogil:
     table.by_pread = by_pread
+    table.writable = writable
     table.log2 = 4
     table.count = 0
     table.tick = 0
@@ -111,6 +112,7 @@ cdef int table_rebuild(AttachedTable* table, uint32_t log2, uint64_t without) no
     next.count = 0
     next.tick = table.tick
     next.by_pread = table.by_pread
+    next.writable = table.writable
     next.entries = <Attached*>calloc(1 << log2, sizeof(Attached))
     if next.entries == NULL:
         return -ENOMEM
@@ -186,7 +188,7 @@ cdef int read_whole(int fd, char* to, uint64_t nbytes, uint64_t offset) noexcept
 
 cdef int attach_segment(AttachedTable* table, const char* prefix, uint64_t incarnation, uint64_t serial, uint64_t nbytes,
                         Attached** found) noexcept nogil:
-    """Map (or open) `<prefix><serial>` read-only, once, and keep it. 0, ATTACH_* or -errno.
+    """Map (or open) `<prefix><serial>`, once, and keep it. 0, ATTACH_* or -errno.
 
     The caller holds the link's lock: the table belongs to the link.
     """
@@ -204,7 +206,7 @@ cdef int attach_segment(AttachedTable* table, const char* prefix, uint64_t incar
     if status != 0:
         return status
     snprintf(path, sizeof(path), b"%s%llx", prefix, <unsigned long long>serial)
-    fd = open_segment(path, False, &size)
+    fd = open_segment(path, table.writable, &size)
     if fd < 0:
         return ATTACH_FOREIGN if errno == 0 else -errno
     if size != nbytes or nbytes < sizeof(SegmentHeader):
@@ -215,7 +217,7 @@ cdef int attach_segment(AttachedTable* table, const char* prefix, uint64_t incar
         made.populated = nbytes     # there are no pages to bring
     if not table.by_pread:
         made.fd = -1
-        made.address = map_descriptor(fd, nbytes, False, False, &status)
+        made.address = map_descriptor(fd, nbytes, table.writable, False, &status)
         close(fd)
     if status == 0:
         status = check_header(&made, incarnation, &header)

@@ -1,10 +1,11 @@
 """The hot path: one pull, from checked arguments to the released lock, in one call without the GIL."""
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from shmkv._attached cimport Attached
 from shmkv._blocks cimport Blocks
 from shmkv._link cimport Link, Patience
 from shmkv._local cimport Local
-from shmkv._lookup cimport Key
+from shmkv._lookup cimport FoundRow, Key
 from shmkv._plan cimport Selection
 
 
@@ -26,5 +27,15 @@ cdef struct Request:
     uint64_t nbytes                 # what was copied
 
 
+cdef struct Looker:
+    # What a mover looks at between two shares of a copy.
+    Link* link
+    Patience* wait
+
+
 cdef int pull_now(Link* link, Local* dst, Request* want) noexcept nogil
 cdef int pull_locked(Link* link, Local* dst, Request* want) noexcept nogil
+cdef int look_at_link(void* looker) noexcept nogil
+cdef void drop_unlinked(Link* link) noexcept nogil
+cdef int attach(Link* link, Patience* wait, const FoundRow* found, Attached** segment) noexcept nogil
+cdef void count(Link* link, const Patience* wait, uint64_t nbytes, int status) noexcept nogil

@@ -33,6 +33,7 @@ from shmkv._layout cimport (
     LINK_BROKEN,
     LINK_LIVE,
     LINK_REMOVED,
+    SIDE_INITIATOR,
     directory_header,
     make_word,
     member_at,
@@ -105,7 +106,7 @@ cdef int look_at_memory(Link* link) noexcept nogil:
     cdef int status = state_of_record(link)
     if status != 0:
         return status
-    if load32_acquire(&directory_header(link.directory).state) != DIRECTORY_OPEN:
+    if link.directory != NULL and load32_acquire(&directory_header(link.directory).state) != DIRECTORY_OPEN:
         return LINK_PEER_GONE
     if load64_acquire(&member_at(link.members, link.peer_slot).incarnation) != link.peer_incarnation:
         return LINK_PEER_GONE
@@ -194,10 +195,13 @@ cdef int link_enter(Link* link, Patience* wait) noexcept nogil:
     if status == 0:
         status = look_sometimes(link, wait.entered_ns)
         if status == 0:
-            status = take_word(link, wait)
+            status = open_side(link)
         if status == 0:
-            crash_point(b"word-taken")
-            return 0
+            status = take_word(link, wait)
+            if status == 0:
+                crash_point(b"word-taken")
+                return 0
+            shut_side(link)
         if status != LINK_FORKED:
             queue_leave(&link.queue)
     if status != LINK_FORKED:
@@ -213,9 +217,35 @@ cdef void link_leave(Link* link) noexcept nogil:
     crash_point(b"word-releasing")
     link.retake_ns = word_release(&link.record.word, link.side)
     crash_point(b"word-released")
+    shut_side(link)
     queue_leave(&link.queue)
     add32_seq(&link.users, <uint32_t>-1)
     thread_set_inside(False)
+
+
+cdef int open_side(Link* link) noexcept nogil:
+    """An acceptor's side is open only while a thread of it may touch the record, which nobody uses again meanwhile and which its
+    peer goes on to look at. Open first, then look: 0, or LINK_* if the link was over by then. A count and no flag: who comes late
+    with a link that is over must not shut the side of those who use the next one. An initiator's side is open as long as its handle.
+    """
+    cdef int status
+    if link.side == SIDE_INITIATOR:
+        return 0
+    crash_point(b"acceptor-opening")
+    add32_seq(&link.mine.open, 1)
+    crash_point(b"acceptor-opened")
+    status = state_of_record(link)
+    if status != 0:
+        shut_side(link)
+    return status
+
+
+cdef void shut_side(Link* link) noexcept nogil:
+    """The end of `open_side`, after the last access to the record."""
+    if link.side == SIDE_INITIATOR or is_forked(link):
+        return
+    crash_point(b"acceptor-shutting")
+    add32_seq(&link.mine.open, <uint32_t>-1)
 
 
 cdef int wait_in_queue(Link* link, Patience* wait, Waiter* me) noexcept nogil:

@@ -12,16 +12,18 @@ from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
 from shmkv.kv_cache import KvCache, make_view
 from shmkv.link import Links
 from shmkv.link_watch import LinkWatch
+from shmkv.push import Pushes
 from shmkv.types import LLMRole
 
 
 class ManagerBase(Uncopyable):
     """Without public calls but one; the others are in the classes derived from it."""
 
-    def __init__(self, cluster: Cluster, links: Links, watch: LinkWatch) -> None:
+    def __init__(self, cluster: Cluster, links: Links, watch: LinkWatch, pushes: Pushes) -> None:
         self._cluster = cluster
         self._links = links
         self._watch = watch
+        self._pushes = pushes
 
     def is_initialized(self) -> bool:
         """False after finalize and in a forked child."""

@@ -8,7 +8,8 @@ import memory
 import pytest
 from memory import ACCEPTOR, INITIATOR, NO_LIFE_FILE, Owner
 
-from shmkv import _acceptor, _layout, _link_record, _members
+from shmkv import _layout, _link_record, _members
+from shmkv._acceptor import AcceptedLink
 
 FREE, LIVE, BROKEN, REMOVED = range(4)
 PATIENT_MS = 20000
@@ -43,7 +44,7 @@ def close_side(owner: Owner, record: int, side: int = INITIATOR) -> None:
 
 def remove(owner: Owner, record: int, timeout_ms: int = PATIENT_MS, force: bool = False) -> bool:
     serial = _link_record.read(owner.region, record)["serial"]
-    return bool(_acceptor.remove(owner.region, record, serial, NO_LIFE_FILE, owner.members, timeout_ms, force))
+    return bool(AcceptedLink(owner.region, owner.members, NO_LIFE_FILE, record, serial).end(timeout_ms, force))
 
 
 def test_abandoned_record_is_over_and_can_be_claimed_again(owner: Owner) -> None:
@@ -225,7 +226,7 @@ def test_remove_leaves_the_next_link_of_its_record_alone(owner: Owner, force: bo
     record = owner.claim()
     [(slot, serial)] = _link_record.find(owner.region, 2)
     used_again(owner, record)
-    assert _acceptor.remove(owner.region, slot, serial, NO_LIFE_FILE, owner.members, PATIENT_MS, force)
+    assert AcceptedLink(owner.region, owner.members, NO_LIFE_FILE, slot, serial).end(PATIENT_MS, force)
     assert _link_record.find(owner.region, 50) == [(record, serial + 1)]
 
 
