@@ -8,7 +8,7 @@ import memory
 import pytest
 from memory import ACCEPTOR, INITIATOR, NO_LIFE_FILE, Owner
 
-from shmkv import _layout, _link_record, _members
+from shmkv import _layout, _link, _link_record, _members
 from shmkv._acceptor import AcceptedLink
 
 FREE, LIVE, BROKEN, REMOVED = range(4)
@@ -230,14 +230,55 @@ def test_remove_leaves_the_next_link_of_its_record_alone(owner: Owner, force: bo
     assert _link_record.find(owner.region, 50) == [(record, serial + 1)]
 
 
-def test_remove_that_waits_leaves_the_next_link_of_its_record_alone(owner: Owner) -> None:
+def opened(owner: Owner, record: int) -> int:
+    return int(owner.side(record, ACCEPTOR, "open").value)
+
+
+def test_record_is_not_used_again_while_its_acceptor_waits_in_it(owner: Owner) -> None:
     record = owner.claim()
     word(owner, record, 2)                  # held by the initiator, which dies
     done: list[bool] = []
     thread = threading.Thread(target=lambda: done.append(remove(owner, record)))
     thread.start()
     memory.wait_until(lambda: bool(word(owner, record) >> 31), "the waiters bit")
-    used_again(owner, record)
+    assert opened(owner, record) == 1
+    _members.clear(owner.members, 1)
+    other = owner.claim(slot=5, incarnation=0xE5, cluster_id=50)
+    assert other != record
     thread.join()
-    assert done == [True]
+    assert (done, opened(owner, record)) == ([True], 0)
+    assert _link_record.find(owner.region, 50) == [(other, 1)]
+    assert owner.claim(slot=6, incarnation=0xF6, cluster_id=60) == record       # nobody is in it any more
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_acceptor_shuts_its_side_after_a_remove(owner: Owner, force: bool) -> None:
+    record = owner.claim()
+    assert remove(owner, record, force=force)
+    assert (opened(owner, record), word(owner, record)) == (0, 0)
+
+
+def test_remove_in_vain_shuts_the_side_and_lets_pushes_in_again(owner: Owner) -> None:
+    record = owner.claim()
+    link = AcceptedLink(owner.region, owner.members, NO_LIFE_FILE, record, 1)
+    word(owner, record, 2)
+    assert not link.end(1, False)
+    assert (opened(owner, record), word(owner, record), link.users, link.state()) == (0, 2, 0, 0)
+
+
+def test_late_call_with_an_old_serial_leaves_the_side_of_the_next_link_as_it_is(owner: Owner) -> None:
+    record = owner.claim()
+    late = AcceptedLink(owner.region, owner.members, NO_LIFE_FILE, record, 1)
+    used_again(owner, record)
+    owner.side(record, ACCEPTOR, "open").value = 1          # a thread that pushes over the new link
+    assert late.end(PATIENT_MS, False)
+    assert opened(owner, record) == 1
     assert _link_record.find(owner.region, 50) == [(record, 2)]
+
+
+def test_links_of_a_record_that_names_no_member_are_over(owner: Owner) -> None:
+    record = owner.claim()
+    owner.side(record, INITIATOR, "slot").value = 1 << 20
+    link = AcceptedLink(owner.region, owner.members, NO_LIFE_FILE, record, 1)
+    assert link.look() == _link.PEER_GONE
+    assert link.end(PATIENT_MS, False)
