@@ -72,12 +72,13 @@ cdef class AcceptedLink:
             table_clear(&self.link.segments)
             plans_free(&self.link.plans)
 
-    def attach(self, Region directory, bytes prefix):
-        """Have the peer's directory, mapped read-only, and the path of its segments up to the serial: now it can be pushed to."""
+    def attach(self, Region directory, bytes prefix, bint by_system_calls=False):
+        """Have the peer's directory, mapped read-only, and the path of its segments up to the serial: now it can be pushed to, into
+        mapped segments or by system calls."""
         cdef Link* link = &self.link
         if self.directory is not None:
             return
-        if table_init(&link.segments, False, True) != 0:
+        if table_init(&link.segments, by_system_calls, True) != 0:
             raise MemoryError("no memory for a table of mappings")
         self.prefix = prefix
         link.prefix = prefix
@@ -125,8 +126,8 @@ cdef class AcceptedLink:
         end_link(self.link.record, make_word(self.serial, LINK_LIVE), LINK_BROKEN)
 
     def end(self, int64_t timeout_ms, bint force):
-        """LIVE -> REMOVED: after our turn at the word, or at once if `force` or the peer is dead. False if the word could not be had
-        in time; new pushes are refused meanwhile. Raises what a signal handler raised."""
+        """LIVE -> REMOVED: after our turn at the word, or at once if `force` or the peer is dead. False if the word could not be
+        had in time; new pushes are refused meanwhile. Raises what a signal handler raised."""
         cdef Link* link = &self.link
         cdef int status
         if force or not side_lives(&link.record.sides[SIDE_INITIATOR], link.life_fd, link.members):

@@ -6,7 +6,7 @@ directory, so only they can be reached; how the bytes of a place are reached is 
 without any lock: what it found is read again once the cache is pinned.
 """
 from shmkv._futex cimport load32_acquire, load64_relaxed, load_words
-from shmkv._layout cimport CACHES_MAX, TensorRecord, directory_header, tensor_at
+from shmkv._layout cimport CACHES_MAX, directory_header, tensor_at
 from shmkv._lookup cimport FIND_NEVER, copy_cache
 from shmkv._plan cimport SHAPE_RECORD_NBYTES, check_shape, set_dense
 

@@ -46,3 +46,4 @@ cdef int attach_segment(AttachedTable* table, const char* prefix, uint64_t incar
 cdef int check_generation(Attached* attached, uint64_t incarnation, uint64_t generation) noexcept nogil
 cdef int populate(Attached* attached, uint64_t step) noexcept nogil
 cdef int read_whole(int fd, char* to, uint64_t nbytes, uint64_t offset) noexcept nogil
+cdef int write_whole(int fd, const char* from_, uint64_t nbytes, uint64_t offset) noexcept nogil

@@ -1,8 +1,8 @@
 # cython: language_level=3, freethreading_compatible=True, cdivision=True
 """Segments of others, attached once and kept in a table of the link: read-only, or writable in the table of one who pushes.
 
-A table that reads by `pread` keeps descriptors and maps nothing: a peer that truncates a segment while it is copied is a short
-read there, where a mapping would answer with a bus error.
+A table that reads by `pread`, or writes by `pwrite`, keeps descriptors and maps nothing: a peer that truncates a segment while it
+is copied is a short read there, where a mapping would answer with a bus error.
 """
 import os
 
@@ -35,12 +35,22 @@ cdef extern from *:
         return got < 0 ? -errno : got;
     }
 
+    /* Bytes written, or -errno. */
+    static inline int64_t pwrite_again(int fd, const char *from, uint64_t nbytes, uint64_t offset)
+    {
+        ssize_t put;
+        if (nbytes > 1u << 30) nbytes = 1u << 30;
+        do put = pwrite(fd, from, nbytes, (off_t)offset); while (put < 0 && errno == EINTR);
+        return put < 0 ? -errno : put;
+    }
+
     static inline int populate_read(char *address, uint64_t nbytes)
     {
         return madvise(address, nbytes, MADV_POPULATE_READ) == 0 ? 0 : -errno;
     }
     """
     int64_t pread_again(int fd, char* to, uint64_t nbytes, uint64_t offset) noexcept nogil
+    int64_t pwrite_again(int fd, const char* from_, uint64_t nbytes, uint64_t offset) noexcept nogil
     int populate_read(char* address, uint64_t nbytes) noexcept nogil
 
 
@@ -183,6 +193,19 @@ cdef int read_whole(int fd, char* to, uint64_t nbytes, uint64_t offset) noexcept
         to += got
         offset += got
         nbytes -= got
+    return 0
+
+
+cdef int write_whole(int fd, const char* from_, uint64_t nbytes, uint64_t offset) noexcept nogil:
+    """Write exactly so many bytes: 0, ATTACH_SIZE (no room in the file) or -errno."""
+    cdef int64_t put
+    while nbytes:
+        put = pwrite_again(fd, from_, nbytes, offset)
+        if put <= 0:
+            return ATTACH_SIZE if put == 0 else <int>put
+        from_ += put
+        offset += put
+        nbytes -= put
     return 0
 
 

@@ -268,7 +268,7 @@ cdef struct RowRecord:
 
 
 cdef struct LinkSide:
-    uint32_t open                   # this side; initiator: cold lock, acceptor: seq_cst add; SIDE_OPEN, or how many threads may use it
+    uint32_t open                   # this side; initiator: cold lock, SIDE_OPEN or not; acceptor: seq_cst add, threads in it
     uint32_t slot                   # initiator; cold lock; member slot of this side
     uint64_t incarnation            # initiator; cold lock; of this side's cluster
     uint64_t cluster_id             # initiator; cold lock

@@ -224,9 +224,10 @@ cdef void link_leave(Link* link) noexcept nogil:
 
 
 cdef int open_side(Link* link) noexcept nogil:
-    """An acceptor's side is open only while a thread of it may touch the record, which nobody uses again meanwhile and which its
-    peer goes on to look at. Open first, then look: 0, or LINK_* if the link was over by then. A count and no flag: who comes late
-    with a link that is over must not shut the side of those who use the next one. An initiator's side is open as long as its handle.
+    """An acceptor's side is open only while a thread of it may touch the record: nobody uses that again meanwhile, and its peer
+    goes on to look at it. Open first, then look: 0, or LINK_* if the link was over by then. A count and no flag, so that who comes
+    late with a link that is over does not shut the side of those who use the next one. An initiator's side is open as long as its
+    handle.
     """
     cdef int status
     if link.side == SIDE_INITIATOR:

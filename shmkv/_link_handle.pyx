@@ -33,7 +33,17 @@ from shmkv._layout cimport (
     word_generation,
 )
 from shmkv._life cimport process_epoch
-from shmkv._link cimport LINK_INTERRUPTED, REMARK_DUE, REMARK_MADE, Patience, link_enter, link_leave, look, patience_init, raise_pending
+from shmkv._link cimport (
+    LINK_INTERRUPTED,
+    REMARK_DUE,
+    REMARK_MADE,
+    Patience,
+    link_enter,
+    link_leave,
+    look,
+    patience_init,
+    raise_pending,
+)
 from shmkv._link_record cimport end_link, is_idle, side_lives
 
 

@@ -4,7 +4,8 @@
 State: FREE -> LIVE (a linker, under the cold lock) -> REMOVED (unlink) or BROKEN (a holder died) -> FREE, under a new serial. A
 record is used again only when both sides are closed, or closed for a dead side by whoever holds the cold lock, and no hazard or
 lease of a living side is left in it. The acceptor's side is open while it moves bytes itself or waits to: it opens the side, then
-looks whether the link still is the one that it means (`_link.open_side`). A cluster that is only pulled from never touches the record.
+looks whether the link still is the one that it means (`_link.open_side`). A cluster that is only pulled from never touches the
+record.
 """
 from shmkv._crash cimport crash_point
 from shmkv._futex cimport (
@@ -148,8 +149,8 @@ def reserve_more(Region directory, reserve):
 
 def claim(Region directory, int life_fd, Region members, sides, list claimed=None, set looked_at=None):
     """Take a free record, or one that both sides have closed: its slot, or None if there is none. Under the cold lock. `claimed`
-    gets the slot, too, with no moment in between for a signal handler; `looked_at` gets (directory, slot) before the link is LIVE, so
-    that its maker sees the hazard of an acceptor who pushes at once.
+    gets the slot, too, with no moment in between for a signal handler; `looked_at` gets (directory, slot) before the link is LIVE,
+    so that its maker sees the hazard of an acceptor who pushes at once.
 
     `sides`: (member slot, incarnation, cluster id) of the acceptor, then of the initiator.
     """

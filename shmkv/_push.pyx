@@ -21,7 +21,7 @@ from shmkv._acceptor cimport AcceptedLink
 from shmkv._addresses cimport Place, find_place, is_in_cache, read_place
 from shmkv._attached cimport Attached
 from shmkv._blocks cimport BlockLists, Blocks, build_blocks
-from shmkv._copy cimport MOVE_DIRECT, move
+from shmkv._copy cimport MOVE_DIRECT, MOVE_TO_FILE, move
 from shmkv._core cimport Looker, attach, count, drop_unlinked, look_at_link
 from shmkv._futex cimport add64_relaxed, now_ns
 from shmkv._layout cimport COUNT_TIMEOUTS
@@ -152,7 +152,8 @@ cdef int push_some(Link* link, Local* src, PushRequest* want, uint32_t* at) noex
     if status == 0:
         looker.link = link
         looker.wait = &want.wait
-        status = move(plan, src.base, -1, segment.address, MOVE_DIRECT, look_at_link, &looker)
+        status = move(plan, src.base, segment.fd, segment.address, MOVE_DIRECT if segment.fd < 0 else MOVE_TO_FILE, look_at_link,
+                      &looker)
     if status == 0:
         want.nbytes += plan.nbytes
         status = 0 if recheck_written(link.mine, &place.found) else FIND_REMOVED
@@ -180,18 +181,18 @@ cdef int reach(Link* link, PushRequest* want, uint32_t at, Place* place) noexcep
 
 cdef uint32_t make_windows(Link* link, const Local* src, PushRequest* want, uint32_t at, const Place* place,
                            Shape* windows) noexcept nogil:
-    """Where the next tensors go that lie in the pinned cache and on no byte of each other: how many, 0 if not even the first fits."""
+    """Where the next tensors go that lie in the pinned cache and on no byte of each other: how many; 0 if not even the first
+    fits."""
     cdef Place other = place[0]
-    cdef uint32_t count = 0
+    cdef uint32_t made = 0
     while True:
-        if not make_window(&other, source_of(src, want, at + count), want.blocks, &windows[count]) \
-                or overlaps(windows, count):
-            return count
-        count += 1
-        if at + count >= want.end or count == MOST_TENSORS \
-                or not is_in_cache(link.directory, want.addresses[at + count], place.slot, &other) \
+        if not make_window(&other, source_of(src, want, at + made), want.blocks, &windows[made]) or overlaps(windows, made):
+            return made
+        made += 1
+        if at + made >= want.end or made == MOST_TENSORS \
+                or not is_in_cache(link.directory, want.addresses[at + made], place.slot, &other) \
                 or other.found.cache_word != place.found.cache_word:
-            return count
+            return made
 
 
 cdef bint overlaps(const Shape* windows, uint32_t number) noexcept nogil:
@@ -250,8 +251,8 @@ def push(AcceptedLink handle, LocalCache src, Addresses addresses, uint32_t begi
          uint32_t src_row, BlockLists lists, int64_t timeout_ms, *, bint check_all=False):
     """Push tensors of one row, or of the blocks of `lists`, to the addresses `begin` to `end` - 1: 0 or a negative status.
 
-    `first_tensor`: of the source, for the first address; `check_all`: all addresses from `begin` on have to lead somewhere before the
-    first byte is written. The caller has counted the source in.
+    `first_tensor`: of the source, for the first address; `check_all`: all addresses from `begin` on have to lead somewhere before
+    the first byte is written. The caller has counted the source in.
     """
     cdef PushRequest want
     cdef int status

@@ -91,7 +91,7 @@ class AcceptedLinks:
             raise LLMException(f"cluster {link.cluster_id}: {fault}")
         prefix = f"{segment.SHM_DIR}/{segment_prefix(namespace.name, member.incarnation)}".encode()
         with self._mutex:
-            link.attach(directory, prefix)
+            link.attach(directory, prefix, self._cluster.settings.copy == "pread")
         return True
 
     # -- the end ----------------------------------------------------------------------------------------------------

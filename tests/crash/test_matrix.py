@@ -72,6 +72,7 @@ def test_the_actor_dies(row: Row, scenario: Scenario) -> None:
             house.assert_right(3, scenario.number)
         scenario.assert_memory_is_free()
     else:
+        scenario.after_death()
         scenario.forget_links()
     house.judge()
 
