@@ -31,11 +31,12 @@ class Pair:
 
     def stop(self, point: str = "copying:2") -> None:
         self.source.call("execute", code=f"from shmkv import _crash\n_crash.arm({point!r}, True)")
-        self.source.call("push", name="src", configs=[[2, self.base]])
+        self.source.send("push", name="src", configs=[[2, self.base]])
         assert self.source.wait_stopped_or_dead()
 
     def go_on(self) -> list[Any]:
         self.source.cont()
+        assert self.source.receive().outcome == OK          # of the call, which may have been stopped as well
         return list(self.source.call("results"))
 
 
