@@ -136,7 +136,7 @@ cdef int begin(Flow* flow, Link* link, Local* dst) noexcept nogil:
         return status
     flow.is_found = True            # pinned
     flow.want.select.src_row = flow.found.batch_index
-    status = attach(link, &flow.want, &flow.found, &segment)
+    status = attach(link, &flow.found, &segment)
     if status == 0:
         status = make_plan(link, &flow.want, &flow.found.copy, segment.nbytes, dst, &plan)
     flow.count = <uint32_t>flow.want.select.dst_count
@@ -146,7 +146,7 @@ cdef int begin(Flow* flow, Link* link, Local* dst) noexcept nogil:
             flow.lease = status
             status = 0
     if status != 0:
-        count(link, &flow.want, status)
+        count(link, &flow.want.wait, flow.want.nbytes, status)
     return status
 
 
@@ -180,9 +180,9 @@ cdef int copy_piece(Flow* flow, Link* link, Local* dst, Sleeper* sleeper, uint32
     piece.select.dst_first += flow.done
     piece.select.src_count = piece.select.dst_count = wanted
     piece.select.divisor = 0        # was asked of the whole
-    status = attach(link, &piece, &flow.found, &segment)
+    status = attach(link, &flow.found, &segment)
     if status == 0:
-        status = bring_pages(link, &piece, segment)
+        status = bring_pages(link, &piece.wait, segment)
     if status == 0:
         status = make_plan(link, &piece, &flow.found.copy, segment.nbytes, dst, &plan)
     if status == 0:
@@ -194,7 +194,7 @@ cdef int copy_piece(Flow* flow, Link* link, Local* dst, Sleeper* sleeper, uint32
         piece.nbytes = plan.nbytes
         status = finish_piece(flow, link, &piece, wanted)
     if not is_forked(link):
-        count(link, &piece, status)
+        count(link, &piece.wait, piece.nbytes, status)
         if status == 0:
             note_format(link, &flow.found.copy, dst)
     return status

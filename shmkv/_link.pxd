@@ -1,4 +1,4 @@
-"""One process's end of a link, as its initiator: queue, word, liveness, deadline; and the peer's segments it maps."""
+"""One process's end of a link: queue, word, liveness, deadline; and the peer's segments it maps."""
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from shmkv._attached cimport AttachedTable
@@ -39,7 +39,7 @@ cdef enum:
 
 
 cdef struct Link:
-    char* directory                 # the peer's
+    char* directory                 # the peer's; NULL while an acceptor has not needed it
     char* members
     int life_fd
     LinkRecord* record

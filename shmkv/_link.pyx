@@ -33,6 +33,7 @@ from shmkv._layout cimport (
     LINK_BROKEN,
     LINK_LIVE,
     LINK_REMOVED,
+    SIDE_INITIATOR,
     directory_header,
     make_word,
     member_at,
@@ -107,7 +108,7 @@ cdef int look_at_memory(Link* link) noexcept nogil:
     cdef int status = state_of_record(link)
     if status != 0:
         return status
-    if load32_acquire(&directory_header(link.directory).state) != DIRECTORY_OPEN:
+    if link.directory != NULL and load32_acquire(&directory_header(link.directory).state) != DIRECTORY_OPEN:
         return LINK_PEER_GONE
     if load64_acquire(&member_at(link.members, link.peer_slot).incarnation) != link.peer_incarnation:
         return LINK_PEER_GONE
@@ -197,10 +198,13 @@ cdef int link_enter(Link* link, Patience* wait) noexcept nogil:
     if status == 0:
         status = look_sometimes(link, wait.entered_ns)
         if status == 0:
-            status = take_word(link, wait)
+            status = open_side(link)
         if status == 0:
-            crash_point(b"word-taken")
-            return 0
+            status = take_word(link, wait)
+            if status == 0:
+                crash_point(b"word-taken")
+                return 0
+            shut_side(link)
         if not is_forked(link):
             queue_leave(&link.queue)
     if not is_forked(link):
@@ -216,9 +220,36 @@ cdef void link_leave(Link* link) noexcept nogil:
     crash_point(b"word-releasing")
     link.retake_ns = word_release(&link.record.word, link.side)
     crash_point(b"word-released")
+    shut_side(link)
     queue_leave(&link.queue)
     add32_seq(&link.users, <uint32_t>-1)
     thread_set_inside(False)
+
+
+cdef int open_side(Link* link) noexcept nogil:
+    """An acceptor's side is open only while a thread of it may touch the record: nobody uses that again meanwhile, and its peer
+    goes on to look at it. Open first, then look: 0, or LINK_* if the link was over by then. A count and no flag, so that who comes
+    late with a link that is over does not shut the side of those who use the next one. An initiator's side is open as long as its
+    handle.
+    """
+    cdef int status
+    if link.side == SIDE_INITIATOR:
+        return 0
+    crash_point(b"acceptor-opening")
+    add32_seq(&link.mine.open, 1)
+    crash_point(b"acceptor-opened")
+    status = state_of_record(link)
+    if status != 0:
+        shut_side(link)
+    return status
+
+
+cdef void shut_side(Link* link) noexcept nogil:
+    """The end of `open_side`, after the last access to the record."""
+    if link.side == SIDE_INITIATOR or is_forked(link):
+        return
+    crash_point(b"acceptor-shutting")
+    add32_seq(&link.mine.open, <uint32_t>-1)
 
 
 cdef int wait_in_queue(Link* link, Patience* wait, Waiter* me) noexcept nogil:

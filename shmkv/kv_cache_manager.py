@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
 
 from shmkv import _copy, _pull, local_copy, transfer
 from shmkv._pull import PreparedPull
@@ -42,6 +41,7 @@ from shmkv.operator_calls import OperatorCalls
 from shmkv.own_cache import OwnCache
 from shmkv.pull_arguments import LastPull, PullRequest, check_device, check_usable_key
 from shmkv.pull_failure import PullKey
+from shmkv.push_calls import PushCalls
 from shmkv.registered import RegisteredCache
 from shmkv.stream_calls import StreamCalls
 from shmkv.tensor import Tensor, TensorDesc
@@ -51,7 +51,7 @@ from shmkv.view_calls import ViewCalls
 ANY_KEY = CacheKeyByIdAndIndex(0, 0)
 
 
-class KvCacheManager(BlockCalls, MemoryCalls, ViewCalls, StreamCalls, OperatorCalls):
+class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, StreamCalls, OperatorCalls):
     """Caches of one initialised LLMDataDist; got by `LLMDataDist.kv_cache_manager`. Calls are safe from any thread."""
 
     @staticmethod
@@ -327,16 +327,6 @@ class KvCacheManager(BlockCalls, MemoryCalls, ViewCalls, StreamCalls, OperatorCa
             local_copy.copy_row(self._cluster, source, target, src_batch_index, dst_batch_index, offset, size)
         finally:
             source.local.leave()
-
-    # -- not in this version ----------------------------------------------------------------------------------------
-
-    def transfer_cache_async(self, *_: object, **__: object) -> NoReturn:
-        """Not in this version: LLM_FEATURE_NOT_ENABLED."""
-        self._refuse("transfer_cache_async", LLMRole.PROMPT)
-
-    def _refuse(self, what: str, *roles: LLMRole) -> NoReturn:
-        self._check_role(what, *roles)
-        raise LLMException(f"{what} is not part of this version of shmkv", status_code=LLMStatusCode.LLM_FEATURE_NOT_ENABLED)
 
     # -- reading ----------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from crash.link_scenarios import (
     UnlinkIncomingInUse,
     UnlinkIncomingInVain,
 )
+from crash.push_scenarios import PUSH_SCENARIOS
 from crash.scenarios import (
     Allocate,
     AllocateManyRows,
@@ -44,6 +45,6 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "link": Link, "link without memory": LinkWithoutMemory, "link over a dead one": LinkOverDead, "link one more": LinkMore,
     "unlink": Unlink, "unlink by force": UnlinkByForce, "unlink by the prompt": UnlinkIncoming,
     "unlink in use": UnlinkIncomingInUse, "unlink in vain": UnlinkIncomingInVain,
-    **BLOCK_SCENARIOS,
+    **BLOCK_SCENARIOS, **PUSH_SCENARIOS,
 }
 assert set(PROMPTS) == {1, 4}

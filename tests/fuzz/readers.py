@@ -9,7 +9,8 @@ from typing import Any
 import memory
 from memory import NO_LIFE_FILE, blocks_key, by_id
 
-from shmkv import CacheKey, LLMException, _acceptor, _inspect, _link_record, _lookup, _members, _pull
+from shmkv import CacheKey, LLMException, _inspect, _link_record, _lookup, _members, _pull
+from shmkv._acceptor import AcceptedLink
 from shmkv._blocks import FROM_ROW, TO_BLOCKS, TO_ROW, BlockLists
 from shmkv._link_handle import LinkHandle
 from shmkv.keys import CacheKeyByIdAndIndex
@@ -166,8 +167,8 @@ class Reader:
 
     def acceptor(self) -> None:
         region, members = self.world.owner.region, self.world.owner.members
-        assert _acceptor.remove(region, self.rng.randrange(4), self.rng.randrange(3), NO_LIFE_FILE, members, HASTY_MS,
-                                bool(self.rng.randrange(4))) in (True, False)
+        link = AcceptedLink(region, members, NO_LIFE_FILE, self.rng.randrange(4), self.rng.randrange(3))
+        assert link.end(HASTY_MS, bool(self.rng.randrange(4))) in (True, False)
 
     def inspect(self) -> None:
         region = self.world.owner.region
