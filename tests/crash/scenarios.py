@@ -280,7 +280,8 @@ class Push(Scenario):
         self.peer.call("listen")            # a push that fails is told to the log
         self.peer.call("allocate", name="source", num_tensors=4, shape=(2, 64))
         self.peer.call("noise", name="source", seed=5)
-        self.addresses = self.house.peers[2].call("addresses", name="buffer")
+        self.house.peers[2].call("allocate", name="pushed", num_tensors=4, shape=(2, 64))
+        self.addresses = self.house.peers[2].call("addresses", name="pushed")
 
     def act(self) -> None:
         self.peer.send("execute", code=PUSH_AND_WAIT.format(addresses=self.addresses))
@@ -288,13 +289,12 @@ class Push(Scenario):
     def after_death(self) -> None:
         """The decoder gets the destination's memory back, whatever the dead one's hazard says."""
         before = self.house.namespace.segments()
-        self.house.peers[2].call("deallocate", name="buffer")
+        self.house.peers[2].call("deallocate", name="pushed")
         assert len(before - self.house.namespace.segments()) == 1
-        self.house.destination(2)
 
     def is_done(self) -> None:
         if self.house.peers[2].is_alive:
-            pushed, source = self.house.peers[2].read("buffer"), self.peer.read("source")
+            pushed, source = self.house.peers[2].read("pushed"), self.peer.read("source")
             assert (pushed[:, :, 0] == source[:, :, 1]).all()
 
 
