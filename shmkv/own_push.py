@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from shmkv import _pull, _push
 from shmkv._blocks import BlockLists
 from shmkv._local import LocalCache
-from shmkv.caches import OwnCache, Usable
+from shmkv.caches import Usable
 from shmkv.checks import UINT32_MAX
 from shmkv.cluster import Cluster
+from shmkv.own_cache import OwnCache
 
 Target = tuple[OwnCache, LocalCache]        # a cache, and the window in it as a tensor of its own
 

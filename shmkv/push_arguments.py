@@ -77,5 +77,6 @@ def check_config(place: int, config: TransferConfig, layers: int, *, is_blocks: 
 
 def block_move(src: Sequence[int], dst: Sequence[int], nbytes: int) -> BlockMove:
     """Lists of blocks for the core; of equal destinations the last one counts."""
-    sources, targets = last_of_each(check_numbers("src_block_indices", list(src)), check_numbers("dst_block_indices", list(dst)))
-    return BlockMove(BlockLists(sources, targets, TO_BLOCKS), max(targets) + 1, nbytes)
+    sources, targets, others = last_of_each(check_numbers("src_block_indices", list(src)),
+                                            check_numbers("dst_block_indices", list(dst)))
+    return BlockMove(BlockLists(sources, targets, TO_BLOCKS, others), max(targets) + 1, nbytes)
