@@ -108,7 +108,7 @@ class Waits:
         deadline = time.monotonic_ns() + wait_ms * 1_000_000
         wait = _wait.EventWait(self._cluster.directory.region)
         self.add(wait, None)
-        status, is_counted = 0, False
+        status, is_counted = _wait.NOT_YET, False
         try:
             while True:
                 wait.see()
