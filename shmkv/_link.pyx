@@ -16,6 +16,7 @@ from shmkv._futex cimport (
     Waiter,
     add32_seq,
     load32_acquire,
+    load32_seq,
     load64_acquire,
     load64_seq,
     now_ns,
@@ -78,6 +79,7 @@ cdef void patience_init(Patience* wait, int64_t timeout_ms):
     wait.deadline_ns = wait.begin_ns + timeout_ms * 1000000
     wait.is_main = PyThread_get_thread_ident() == main_thread
     wait.removes = False
+    wait.asked = NULL
 
 
 cdef bint is_inside() noexcept nogil:
@@ -138,6 +140,11 @@ cdef int look_sometimes(Link* link, int64_t now) noexcept nogil:
     return status
 
 
+cdef bint is_cancelled(const Patience* wait) noexcept nogil:
+    """Has another thread of this process ended the call?"""
+    return wait.asked != NULL and load32_seq(wait.asked) == ASKED_TO_END
+
+
 cdef int run_signals(Patience* wait) noexcept nogil:
     """Let Python signal handlers run: 0, or LINK_INTERRUPTED with the exception pending. Only the main thread runs any, and
     taking the GIL back can cost a switch interval, so nobody else asks."""
@@ -156,6 +163,8 @@ cdef int after_slice(Link* link, Patience* wait, int waited) noexcept nogil:
     # A signal that came between two waits, or to another thread, interrupts nothing here.
     if waited == -EINTR or now - wait.signals_ns >= SIGNALS_NS:
         status = run_signals(wait)
+    if status == 0 and is_cancelled(wait):
+        status = LINK_CANCELLED
     if status == 0:
         status = look(link)
     if status == 0 and now >= wait.deadline_ns:
@@ -167,6 +176,8 @@ cdef int look_between_chunks(Link* link, Patience* wait) noexcept nogil:
     """What a long copy does every few MiB."""
     cdef int64_t now = now_ns()
     cdef int status = look_sometimes(link, now)
+    if status == 0 and is_cancelled(wait):
+        status = LINK_CANCELLED
     if status == 0 and now >= wait.deadline_ns:
         status = LINK_TIMEOUT
     if status == 0 and wait.is_main and now - wait.signals_ns >= SIGNALS_NS:
@@ -297,7 +308,7 @@ cdef int stop_waiting(Link* link, int status) noexcept nogil:
 
 
 ENDED, BUSY, PEER_GONE = LINK_ENDED, LINK_BUSY, LINK_PEER_GONE
-TIMEOUT, INTERRUPTED, FORKED = LINK_TIMEOUT, LINK_INTERRUPTED, LINK_FORKED
+TIMEOUT, INTERRUPTED, CANCELLED, FORKED = LINK_TIMEOUT, LINK_INTERRUPTED, LINK_CANCELLED, LINK_FORKED
 
 
 def inside_call() -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from shmkv import _copy, _pull, local_copy, transfer
 from shmkv._pull import PreparedPull
+from shmkv.async_calls import AsyncCalls
 from shmkv.block_calls import BlockCalls
 from shmkv.cache_arguments import (
     check_allocation,
@@ -43,7 +44,6 @@ from shmkv.pull_arguments import LastPull, PullRequest, check_device, check_usab
 from shmkv.pull_failure import PullKey
 from shmkv.push_calls import PushCalls
 from shmkv.registered import RegisteredCache
-from shmkv.stream_calls import StreamCalls
 from shmkv.tensor import Tensor, TensorDesc
 from shmkv.types import CacheDesc, LLMRole
 from shmkv.view_calls import ViewCalls
@@ -51,7 +51,7 @@ from shmkv.view_calls import ViewCalls
 ANY_KEY = CacheKeyByIdAndIndex(0, 0)
 
 
-class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, StreamCalls, OperatorCalls):
+class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, AsyncCalls, OperatorCalls):
     """Caches of one initialised LLMDataDist; got by `LLMDataDist.kv_cache_manager`. Calls are safe from any thread."""
 
     @staticmethod
@@ -213,8 +213,8 @@ class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, StreamCalls,
         were given a `kv_tensor_format` and the two differ, that is logged once a link, or with `strict_format` an LLMParamError.
 
         A key that is not there, or not published yet, is answered at once. With ``wait=True`` it is waited for, and tensors are
-        copied as they are published, until `timeout_ms` (uint32, None = sync_kv_timeout; for pulls that wait only) is over. A key
-        that ends meanwhile is answered at once, and so is a lost peer. The key is marked as pulled at the end.
+        copied as they are published, until `timeout_ms` (from 1 on, None = sync_kv_timeout; for pulls that wait only) is over. A
+        key that ends meanwhile is answered at once, and so is a lost peer. The key is marked as pulled at the end.
 
         Raises:
             LLMParamError: an argument, or source and destination that do not fit each other.
