@@ -150,7 +150,8 @@ def test_fr_045_everybody_links_at_the_same_time(namespace: Namespace, rng: np.r
 
 OTHER_FORMATS = {
     "version + 1": ("version", _layout.VERSION + 1), "version - 1": ("version", _layout.VERSION - 1),
-    "version 0": ("version", 0), "version 255": ("version", 255), "byte order": ("version", _layout.VERSION << 24), "fingerprint": ("fingerprint", 0x12345678),
+    "version 0": ("version", 0), "version 255": ("version", 255), "byte order": ("version", _layout.VERSION << 24),
+    "fingerprint": ("fingerprint", 0x12345678),
     "magic": ("magic", int.from_bytes(b"KMVsmhsh", sys.byteorder)),
 }
 
