@@ -9,9 +9,11 @@ from typing import Any
 import memory
 from memory import NO_LIFE_FILE, by_id
 
-from shmkv import CacheKey, LLMException, _inspect, _link_record, _lookup, _members, _pull
+from shmkv import CacheKey, LLMException, _inspect, _link_record, _lookup, _members, _pull, _push
 from shmkv._acceptor import AcceptedLink
+from shmkv._blocks import TO_BLOCKS, BlockLists
 from shmkv._link_handle import LinkHandle
+from shmkv._push import Addresses
 from shmkv.keys import CacheKeyByIdAndIndex
 
 from .world import ENDED, KEYS, SHAPES, UNKNOWN, Target, World
@@ -40,8 +42,8 @@ class Reader:
             path()
 
     def others(self) -> list[Callable[[], None]]:
-        return [self.pull_many, self.prepared, self.prepared, self.links, self.claim, self.acceptor, self.inspect, self.members,
-                self.handle_calls]
+        return [self.pull_many, self.prepared, self.prepared, self.push, self.push, self.links, self.claim, self.acceptor,
+                self.inspect, self.members, self.handle_calls]
 
     # -- pulls ------------------------------------------------------------------------------------------------------
 
@@ -124,6 +126,20 @@ class Reader:
     def describe(self) -> None:
         found = _lookup.describe(self.world.owner.region, self.words(), self.rng.choice((0, 1, 2**32 - 1)))
         assert found is None or len(found) == 5
+
+    def push(self) -> None:
+        """From guarded memory to two addresses: of the owner, a little beside, or anywhere. Beyond a segment lie guards."""
+        pusher, rng = self.world.pusher, self.rng
+        addresses = [rng.choice(pusher.addresses) + rng.choice((0, 0, 0, 1, 511, 512, 513, -1, 64)) for _ in range(2)]
+        if not rng.randrange(8):
+            addresses[rng.randrange(2)] = rng.randrange(2**64)
+        places = [rng.choice((0, 1)), rng.choice((2, 7, 2**32 - 1))]
+        blocks = None if rng.randrange(4) else BlockLists([0, 1], places, TO_BLOCKS)
+        first = rng.randrange(3)
+        status = _push.push(pusher.link, pusher.source, Addresses(addresses), 0, 2, first, rng.randrange(2), blocks, PATIENT_MS)
+        self.answers[status] = self.answers.get(status, 0) + 1
+        self.copies += status == 0
+        self.world.put_contents_back()
 
     # -- the rest ---------------------------------------------------------------------------------------------------
 
