@@ -260,44 +260,6 @@ class PullLastPart(Pull):
         self.peer.send("execute", code=_pull_layers(self.number, (1, 1), (1, 1)))
 
 
-PUSH_AND_WAIT = """
-agent.push("source", [[2, {addresses}, None, 1]])
-status = agent.tasks["task"][0].synchronize()
-if status:
-    raise shmkv.LLMException("the push was not done", status_code=status)
-"""
-
-
-class Push(Scenario):
-    """A prompt pushes two layers to a decoder."""
-
-    actor = 1
-    other = 2
-    env: ClassVar[dict[str, str]] = NO_RECYCLING
-
-    def prepare(self) -> None:
-        super().prepare()
-        self.peer.call("listen")            # a push that fails is told to the log
-        self.peer.call("allocate", name="source", num_tensors=4, shape=(2, 64))
-        self.peer.call("noise", name="source", seed=5)
-        self.house.peers[2].call("allocate", name="pushed", num_tensors=4, shape=(2, 64))
-        self.addresses = self.house.peers[2].call("addresses", name="pushed")
-
-    def act(self) -> None:
-        self.peer.send("execute", code=PUSH_AND_WAIT.format(addresses=self.addresses))
-
-    def after_death(self) -> None:
-        """The decoder gets the destination's memory back, whatever the dead one's hazard says."""
-        before = self.house.namespace.segments()
-        self.house.peers[2].call("deallocate", name="pushed")
-        assert len(before - self.house.namespace.segments()) == 1
-
-    def is_done(self) -> None:
-        if self.house.peers[2].is_alive:
-            pushed, source = self.house.peers[2].read("pushed"), self.peer.read("source")
-            assert (pushed[:, :, 0] == source[:, :, 1]).all()
-
-
 class Link(Scenario):
     """A new decoder links to a prompt."""
 
@@ -405,7 +367,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "init": Init, "first init": FirstInit, "sweep": Sweep, "finalize": Finalize, "last finalize": LastFinalize,
     "allocate": Allocate, "allocate many rows": AllocateManyRows, "reuse": Reuse, "publish": Publish, "bind": Bind,
     "unbind": Unbind, "remove": RemoveKey, "free": Free, "free and keep": FreeAndKeep, "settle": Settle,
-    "pull": Pull, "pull the last part": PullLastPart, "push": Push,
+    "pull": Pull, "pull the last part": PullLastPart,
     "link": Link, "link over a dead one": LinkOverDead, "link one more": LinkMore,
     "unlink": Unlink, "unlink by force": UnlinkByForce, "unlink by the prompt": UnlinkIncoming,
     "unlink in use": UnlinkIncomingInUse, "unlink in vain": UnlinkIncomingInVain,

@@ -15,7 +15,8 @@ from reference import SUCCESS
 
 from crash.house import DECODERS, NOT_EXIST, PATIENCE_MS, PROMPTS, TIMED_OUT, House
 from crash.matrix import GONE, GONE_LATER, STAYS, Row, rows
-from crash.scenarios import SCENARIOS, Pull, Scenario
+from crash.push_scenario import ALL_SCENARIOS
+from crash.scenarios import Pull, Scenario
 
 pytestmark = [pytest.mark.timeout(600)]     # the first one waits for a build
 ROWS = rows()
@@ -34,7 +35,7 @@ def crash_build() -> Path:
 @pytest.fixture
 def scenario(row: Row, namespace: Namespace, crash_build: Path) -> Iterator[Scenario]:
     """The house as it is right before the actor's call."""
-    kind = SCENARIOS[row.call]
+    kind = ALL_SCENARIOS[row.call]
     house = House(namespace, {**builds.environment("crash", crash_build), **kind.env})
     made = kind(house)
     made.prepare()
@@ -131,5 +132,5 @@ def test_the_matrix_has_every_point_of_the_sources() -> None:
 
 
 def test_everybody_has_a_part_in_the_matrix() -> None:
-    assert {row.call for row in ROWS} == set(SCENARIOS)
+    assert {row.call for row in ROWS} == set(ALL_SCENARIOS)
     assert not set(PROMPTS) & set(DECODERS)
