@@ -97,19 +97,18 @@ class PushTask:
     # -- the life of a task -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """LLMException if the system gives no thread. A thread that begins after an interrupted start finds nothing to do."""
+        """LLMException if the system gives no thread."""
         try:
             self._thread.start()
-        except BaseException as error:
-            self._leave()
-            if isinstance(error, RuntimeError):
-                raise LLMException(f"cannot push: {error}") from error
-            raise
+        except RuntimeError as error:
+            raise LLMException(f"cannot push: {error}") from error
 
-    def _leave(self) -> None:
+    def call_off(self) -> None:
+        """After a start that failed or was interrupted: leave the source, unless the thread has begun. One that begins later finds
+        nothing to do."""
         with suppress(IndexError):
             self._held.pop().local.leave()
-        self._ended(self)
+            self._ended(self)
 
     @property
     def is_here(self) -> bool:
@@ -245,17 +244,20 @@ class Pushes:
     def start(self, source: Usable, synchronizer: LayerSynchronizer, destinations: Sequence[Destination],
               blocks: BlockMove | None) -> PushTask:
         """Begin a transfer. LLM_KV_CACHE_NOT_EXIST if the source was deallocated."""
+        task = PushTask(self._cluster, self._accepted, source, synchronizer, destinations, blocks, self._running.discard)
         with self._cluster.lock:
             self._cluster.caches.get(source)
             source.local.count_in()
-        task = PushTask(self._cluster, self._accepted, source, synchronizer, destinations, blocks, self._running.discard)
-        with self._mutex:
-            if not self._is_closed:
+        try:
+            with self._mutex:
+                if self._is_closed:
+                    raise LLMException("the cluster was finalized", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED)
                 self._running.add(task)
                 task.start()
-                return task
-        source.local.leave()
-        raise LLMException("the cluster was finalized", status_code=LLMStatusCode.LLM_ENGINE_FINALIZED)
+        except BaseException:
+            task.call_off()
+            raise
+        return task
 
     def close(self, timeout_ms: int) -> None:
         """finalize: no new transfers; those that run are waited for so long, and their results then say LLM_ENGINE_FINALIZED for

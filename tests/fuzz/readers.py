@@ -9,10 +9,11 @@ from typing import Any
 import memory
 from memory import NO_LIFE_FILE, blocks_key, by_id
 
-from shmkv import CacheKey, LLMException, _inspect, _link_record, _lookup, _members, _pull
+from shmkv import CacheKey, LLMException, _inspect, _link_record, _lookup, _members, _pull, _push
 from shmkv._acceptor import AcceptedLink
 from shmkv._blocks import FROM_ROW, TO_BLOCKS, TO_ROW, BlockLists
 from shmkv._link_handle import LinkHandle
+from shmkv._push import Addresses
 from shmkv.keys import CacheKeyByIdAndIndex
 
 from .world import BLOCKS_SHAPE, ENDED, KEYS, MODEL_ID, SHAPES, UNKNOWN, Target, World
@@ -43,8 +44,8 @@ class Reader:
             path()
 
     def others(self) -> list[Callable[[], None]]:
-        return [self.pull_many, self.prepared, self.prepared, self.pull_blocks, self.pull_blocks, self.links, self.claim,
-                self.acceptor, self.inspect, self.members, self.handle_calls]
+        return [self.pull_many, self.prepared, self.prepared, self.pull_blocks, self.pull_blocks, self.push, self.push, self.links,
+                self.claim, self.acceptor, self.inspect, self.members, self.handle_calls]
 
     # -- pulls ------------------------------------------------------------------------------------------------------
 
@@ -144,6 +145,20 @@ class Reader:
         words = self.rng.choice((self.words(), blocks_key(MODEL_ID)))
         found = _lookup.describe(self.world.owner.region, words, self.rng.choice((0, 1, 2**32 - 1)))
         assert found is None or len(found) == 5
+
+    def push(self) -> None:
+        """From guarded memory to two addresses: of the owner, a little beside, or anywhere. Beyond a segment lie guards."""
+        pusher, rng = self.world.pusher, self.rng
+        addresses = [rng.choice(pusher.addresses) + rng.choice((0, 0, 0, 1, 511, 512, 513, -1, 64)) for _ in range(2)]
+        if not rng.randrange(8):
+            addresses[rng.randrange(2)] = rng.randrange(2**64)
+        places = [rng.choice((0, 1)), rng.choice((2, 7, 2**32 - 1))]
+        blocks = None if rng.randrange(4) else BlockLists([0, 1], places, TO_BLOCKS)
+        first = rng.randrange(3)
+        status = _push.push(pusher.link, pusher.source, Addresses(addresses), 0, 2, first, rng.randrange(2), blocks, PATIENT_MS)
+        self.answers[status] = self.answers.get(status, 0) + 1
+        self.copies += status == 0
+        self.world.put_contents_back()
 
     # -- the rest ---------------------------------------------------------------------------------------------------
 
