@@ -15,10 +15,13 @@ from reference import SUCCESS
 
 from crash.house import DECODERS, NOT_EXIST, PATIENCE_MS, PROMPTS, TIMED_OUT, House
 from crash.matrix import GONE, GONE_LATER, STAYS, Row, rows
-from crash.scenarios import SCENARIOS, Pull, Scenario
+from crash.scenarios import SCENARIOS as CALLS
+from crash.scenarios import Pull, Scenario
+from crash.waits import WAITS
 
 pytestmark = [pytest.mark.timeout(600)]     # the first one waits for a build
 ROWS = rows()
+SCENARIOS = {**CALLS, **WAITS}
 EACH_ROW = pytest.mark.parametrize("row", ROWS, ids=str)
 # The first of all to join and the last to leave have nobody at the other end.
 EACH_ROW_OF_TWO = pytest.mark.parametrize("row", [row for row in ROWS if row.call not in ("first init", "last finalize")], ids=str)
