@@ -40,7 +40,7 @@ from shmkv._link_handle cimport LinkHandle
 from shmkv._link_record cimport end_link
 from shmkv._lookup cimport FIND_CONSUMED, FIND_NEVER, FIND_REMOVED, find_blocks, find_key, find_row, is_same_row, pin, unpin
 from shmkv._pull cimport request_init, set_key
-from shmkv._wait cimport Ending, sleeper_count_in, sleeper_leave, sleeper_seen, sleeper_sleep
+from shmkv._wait cimport WAIT_NOT_YET, Ending, sleeper_count_in, sleeper_leave, sleeper_seen, sleeper_sleep
 
 
 # -- finding ---------------------------------------------------------------------------------------------------------
@@ -153,6 +153,8 @@ cdef int sleep_for(Link* link, Request* want, const FoundRow* found, int awaited
     cdef DirectoryHeader* header = directory_header(link.directory)
     cdef uint32_t* event = &found.row.event if awaited == AWAIT_ROW else &header.key_event
     cdef int status
+    if turn_ns == 0:
+        return WAIT_NOT_YET         # only a look was asked for
     if sleeper.event != <uint64_t><size_t>event:
         sleeper_count_in(sleeper, event, &found.row.progress_waiters if awaited == AWAIT_ROW else &header.key_waiters)
         return 0

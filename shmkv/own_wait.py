@@ -42,6 +42,8 @@ class OwnWait(_wait.EventWait):
                     status, word = self._look(first, end)
                 if status != _lookup.UNPUBLISHED or not self._waits:
                     return status
+                if turn_ns == 0:
+                    return int(_wait.NOT_YET)
                 if word != self._word:
                     self._count_in(word)
                     continue

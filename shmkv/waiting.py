@@ -26,7 +26,7 @@ from shmkv.pull_failure import PullKey, Select, SourceKey, code_of, failure, sen
 from shmkv.types import CacheDesc, DataType
 
 NEVER_NS = 2**63 - 1
-NOW_NS = 0
+NOW_NS = 0                      # of a turn: only a look
 SOON_NS = 25_000_000            # a little more than the time between two looks of an owner for dead readers
 NO_DESC = CacheDesc(1, [1], DataType.DT_INT8)
 NO_SELECT: Select = (-1, 0, 0, 0, 0, 0, -1, 0, -1, 0)

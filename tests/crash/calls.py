@@ -36,6 +36,7 @@ from crash.scenarios import (
     Sweep,
     Unbind,
 )
+from crash.waits import WAITS
 
 SCENARIOS: dict[str, type[Scenario]] = {
     "init": Init, "first init": FirstInit, "sweep": Sweep, "finalize": Finalize, "last finalize": LastFinalize,
@@ -45,6 +46,6 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "link": Link, "link without memory": LinkWithoutMemory, "link over a dead one": LinkOverDead, "link one more": LinkMore,
     "unlink": Unlink, "unlink by force": UnlinkByForce, "unlink by the prompt": UnlinkIncoming,
     "unlink in use": UnlinkIncomingInUse, "unlink in vain": UnlinkIncomingInVain,
-    **BLOCK_SCENARIOS, **PUSH_SCENARIOS,
+    **BLOCK_SCENARIOS, **PUSH_SCENARIOS, **WAITS,
 }
 assert set(PROMPTS) == {1, 4}
