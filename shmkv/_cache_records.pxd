@@ -36,4 +36,5 @@ cdef class CacheRecords:
     cdef void fill_row(self, uint32_t index, uint32_t slot, uint32_t batch_index, uint32_t published)
     cdef int check_slot(self, uint32_t slot) except -1
     cdef RowRecord* row_of(self, uint32_t slot, uint32_t batch_index) except NULL
+    cdef int rows_changed(self, uint32_t slot) except -1
     cdef CacheRecord private_record(self, uint32_t slot)

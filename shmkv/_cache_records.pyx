@@ -7,6 +7,7 @@ from libc.stdlib cimport free
 from libc.string cimport memset
 
 from shmkv._crash cimport crash_point
+from shmkv._events cimport row_changed
 from shmkv._futex cimport (
     exchange64_seq,
     fence_release,
@@ -126,6 +127,14 @@ cdef class CacheRecords:
         crash_point(b"retiring")
         exchange64_seq(&cache_at(self.base, slot).word, make_word(self.own[slot].generation, CACHE_RETIRED))
         crash_point(b"retired")
+        self.rows_changed(slot)
+
+    cdef int rows_changed(self, uint32_t slot) except -1:
+        """Whoever waits for a row of a cache looks again."""
+        cdef uint32_t i
+        for i in range(self.own[slot].num_rows):
+            row_changed(row_at(self.base, self.own[slot].first_row + i))
+        return 0
 
     def release(self, uint32_t slot):
         """RETIRED -> FREE: give the records back. The caller has seen that nothing pins the cache."""
@@ -152,6 +161,11 @@ cdef class CacheRecords:
         if batch_index >= self.own[slot].num_rows:
             raise IndexError(f"row {batch_index} of {self.own[slot].num_rows} in slot {slot}")
         return row_at(self.base, self.own[slot].first_row + batch_index)
+
+    def row_number(self, uint32_t slot, uint32_t batch_index):
+        """Number of a row's record."""
+        self.row_of(slot, batch_index)
+        return self.own[slot].first_row + batch_index
 
     cdef CacheRecord private_record(self, uint32_t slot):
         """For functions that readers use with their checked copies."""

@@ -3,10 +3,11 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from shmkv._attached cimport Attached
 from shmkv._blocks cimport Blocks
+from shmkv._layout cimport CacheRecord
 from shmkv._link cimport Link, Patience
 from shmkv._local cimport Local
 from shmkv._lookup cimport FoundRow, Key
-from shmkv._plan cimport Selection
+from shmkv._plan cimport Plan, Selection
 
 
 cdef enum:
@@ -29,6 +30,9 @@ cdef struct Request:
 
 cdef int find(Link* link, Request* want, FoundRow* found) noexcept nogil
 cdef int attach(Link* link, Request* want, const FoundRow* found, Attached** segment) noexcept nogil
+cdef int bring_pages(Link* link, Request* want, Attached* segment) noexcept nogil
+cdef int make_plan(Link* link, Request* want, const CacheRecord* cache, uint64_t nbytes, Local* dst, Plan** plan) noexcept nogil
+cdef void note_format(Link* link, const CacheRecord* cache, const Local* dst) noexcept nogil
 cdef int finish(Link* link, Request* want, FoundRow* found) noexcept nogil
 cdef void drop_unlinked(Link* link) noexcept nogil
 cdef void count(Link* link, const Request* want, int status) noexcept nogil

@@ -28,6 +28,7 @@ from shmkv._blocks cimport plan_for_blocks
 from shmkv._copy cimport MOVE_DIRECT, last_copy_note, move
 from shmkv._coverage cimport consume, cover, is_full
 from shmkv._crash cimport crash_point
+from shmkv._events cimport memory_changed
 from shmkv._futex cimport (
     add32_relaxed,
     add64_relaxed,
@@ -141,9 +142,15 @@ cdef int pull_locked(Link* link, Local* dst, Request* want) noexcept nogil:
             return status if status == LINK_INTERRUPTED else LINK_FORKED
         unpin(link.mine)
     count(link, want, status)
-    if status == 0 and link.format_remark == REMARK_NONE and is_other_format(&found.copy, dst):
-        link.format_remark = REMARK_DUE
+    if status == 0:
+        note_format(link, &found.copy, dst)
     return status
+
+
+cdef inline void note_format(Link* link, const CacheRecord* cache, const Local* dst) noexcept nogil:
+    """Two formats are met on this link for the first time: somebody has to be told."""
+    if link.format_remark == REMARK_NONE and is_other_format(cache, dst):
+        link.format_remark = REMARK_DUE
 
 
 cdef int look_at_link(void* context) noexcept nogil:
@@ -275,7 +282,8 @@ cdef int finish(Link* link, Request* want, FoundRow* found) noexcept nogil:
             return 0
         if not is_full(link.directory, &found.copy, found.batch_index, word_generation(found.row_word)):
             return 0
-    consume(found)
+    if consume(found):
+        memory_changed(link.directory)
     return 0
 
 

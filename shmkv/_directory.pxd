@@ -7,4 +7,3 @@ from shmkv._cache_records cimport CacheRecords
 cdef class Directory(CacheRecords):
     cdef readonly uint64_t ended_prefix_hits    # of prefix keys that are gone
     cdef int end_key(self, uint32_t slot, uint32_t batch_index, uint32_t state) except -1
-    cdef void key_changed(self)

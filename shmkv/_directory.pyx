@@ -11,16 +11,14 @@ from libc.string cimport memset
 from shmkv._cache_records cimport OwnRecord
 from shmkv._coverage cimport consume, cover, is_full
 from shmkv._crash cimport crash_point
+from shmkv._events cimport keys_changed, memory_changed, row_changed
 from shmkv._futex cimport (
     add32_relaxed,
-    add32_seq,
     exchange32_seq,
     exchange64_seq,
     fence_release,
-    futex_wake_all,
     load32_acquire,
     load32_relaxed,
-    load32_seq,
     load64_acquire,
     load64_relaxed,
     load64_seq,
@@ -131,7 +129,8 @@ cdef class Directory(CacheRecords):
         crash_point(b"key-live")
         exchange64_seq(&row.word, make_word(generation, ROW_LIVE))
         self.index.insert(key_hash(&key), own.first_row + batch_index)
-        self.key_changed()
+        row_changed(row)
+        keys_changed(self.base)
 
     def unbind(self, uint32_t slot, uint32_t batch_index):
         """Take the name from a row, under a new generation: a reader that is in it answers "not there", and nobody gets in, by
@@ -143,12 +142,13 @@ cdef class Directory(CacheRecords):
         crash_point(b"unbinding")
         exchange64_seq(&row.word, make_word(word_generation(load64_relaxed(&row.word)) + 2, ROW_UNBOUND))
         fence_release()             # the word before the next bytes of the row, which come with plain stores
-        self.key_changed()
+        row_changed(row)
+        keys_changed(self.base)
 
     def remove(self, uint32_t slot, uint32_t batch_index):
         """LIVE -> REMOVED by the same compare-and-swap as a reader's consume."""
         self.end_key(slot, batch_index, ROW_REMOVED)
-        self.key_changed()
+        keys_changed(self.base)
 
     cdef int end_key(self, uint32_t slot, uint32_t batch_index, uint32_t state) except -1:
         """End a row's key, if it still lives with `state`; remember why, take it out of the index. The generation stays:
@@ -167,20 +167,31 @@ cdef class Directory(CacheRecords):
         key.kind = load32_relaxed(&row.key_kind)
         if key.kind == KEY_PREFIX:
             self.ended_prefix_hits += load32_relaxed(&row.hits)
-        note_ended(self.base, &key, word_state(seen))
+        note_ended(self.base, &key, word_state(seen), self.own[slot].first_row + batch_index, word_generation(seen))
         self.index.remove(key_hash(&key), self.own[slot].first_row + batch_index)
         out = ROW_CONSUMED_OUT if word_state(seen) == ROW_CONSUMED else ROW_REMOVED_OUT
         crash_point(b"key-out")
         exchange64_seq(&row.word, make_word(word_generation(seen), out))
+        row_changed(row)
         return 0
 
-    cdef void key_changed(self):
-        """Whoever sleeps on the directory's keys looks again; a wake only if somebody does."""
-        cdef DirectoryHeader* header = directory_header(self.base)
-        crash_point(b"key-event")
-        add32_seq(&header.key_event, 1)
-        if load32_seq(&header.key_waiters):
-            futex_wake_all(&header.key_event, True)
+    def cache_added(self):
+        """A cache can be found by its id or blocks key: those who wait for that look."""
+        keys_changed(self.base)
+
+    def memory_freed(self):
+        """Whoever waits for memory of this cluster looks again. Called by what goes, also after the garbage collector has broken up
+        a cluster that was given up."""
+        if self.region is not None:
+            memory_changed(self.base)
+
+    def wake_all(self):
+        """All who wait for anything here look again: for the whole directory, or a link to it, is over."""
+        cdef uint32_t slot
+        keys_changed(self.base)
+        for slot in range(self.tables.cache_slots):
+            if self.own[slot].generation:
+                self.rows_changed(slot)
 
     def settle(self, uint32_t slot):
         """How many rows of a cache still have a living key. Rows consumed by readers leave the index here; rows whose last
@@ -211,9 +222,7 @@ cdef class Directory(CacheRecords):
         crash_point(b"publishing")
         exchange32_seq(&row.progress, tensors)          # publish: progress; before the look at the waiters
         crash_point(b"published")
-        if load32_seq(&row.progress_waiters):
-            futex_wake_all(&row.progress, True)
-        self.key_changed()
+        row_changed(row)
 
     def noticed_slots(self):
         """Slots of the caches of which readers have consumed rows since the last call."""
@@ -311,3 +320,4 @@ cdef class Directory(CacheRecords):
         """Say goodbye: every link to this directory is over."""
         crash_point(b"directory-closing")
         store32_release(&directory_header(self.base).state, DIRECTORY_CLOSED)
+        self.wake_all()

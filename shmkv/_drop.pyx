@@ -11,6 +11,29 @@ from libc.stdint cimport uint64_t
 from shmkv._life cimport process_epoch
 
 
+@cython.no_gc_clear                # as OnDrop, by which it is used
+cdef class DropQueue:
+    """A queue for OnDrop that calls `told.memory_freed()`, a method written in C, after each item that was put in."""
+    cdef object items
+    cdef object told
+
+    def __cinit__(self, told):
+        self.items = deque()
+        self.told = told
+
+    def append(self, item):
+        """Put in at the end."""
+        self.items.append(item)
+        self.told.memory_freed()
+
+    def popleft(self):
+        """Take the oldest out; IndexError if there is none."""
+        return self.items.popleft()
+
+    def __len__(self):
+        return len(self.items)
+
+
 @cython.no_gc_clear                # used in __dealloc__, also when the garbage collector breaks a cycle
 cdef class OnDrop:
     """Appends `item` to `queue` (a deque) when it goes, unless it was disarmed or this is a forked child."""
@@ -19,8 +42,8 @@ cdef class OnDrop:
     cdef uint64_t epoch
 
     def __cinit__(self, queue, item):
-        if not isinstance(queue, deque):
-            raise TypeError(f"the queue must be a deque, not {queue!r}")
+        if not isinstance(queue, (deque, DropQueue)):
+            raise TypeError(f"the queue must be a deque or a DropQueue, not {queue!r}")
         self.queue = queue
         self.item = item
         self.epoch = process_epoch()

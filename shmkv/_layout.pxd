@@ -25,6 +25,12 @@ How a reader pulls without any lock of the owner's
   reader sees the retirement; with release/acquire alone both can miss. The hazard is cleared by a release store after the
   last load of the cache's bytes.
 
+How somebody waits
+  count in (seq_cst add) -> load the event word (seq_cst) -> look -> sleep on exactly that value. Who changes something does the
+  mirror image: change (seq_cst) -> load the count (seq_cst) -> if there is one: add to the event word, wake. A waiter that is
+  killed leaves the count up for ever: that costs its owner a system call at each change, and nothing else. Who ends the wait of a
+  thread of its own process adds to the word and wakes as well, and others wake up for nothing.
+
 Who may write what stands beside each field: "writer; lock or ordering; when". `owner` is the directory's cluster, `initiator`
 the cluster that made a link to it. A reader copies a number once, checks the copy, and uses only the copy.
 """
@@ -191,7 +197,8 @@ cdef struct DirectoryHeader:
     uint64_t cluster_id             # owner; before the version
     uint32_t role                   # owner; relaxed; at switch_role
     uint32_t state                  # owner; release; DIRECTORY_CLOSED at finalize
-    uint64_t pad0[6]
+    uint32_t memory_waiters         # owner; seq_cst add and subtract; around a wait on memory_event
+    uint32_t pad0[11]
     # How many records of each table have pages behind them.
     uint32_t links_reserved         # linker; cold lock, release after the pages are there
     uint32_t caches_reserved        # owner; release after the pages are there
@@ -201,7 +208,7 @@ cdef struct DirectoryHeader:
     uint32_t pad1[27]
     uint64_t index_word             # owner; seq_cst; (version << 16 | part << 8 | log2 of its entries) at each rebuild
     uint64_t pad2[15]
-    uint32_t key_event              # owner; seq_cst then futex wake; at each bind, unbind, remove and publish
+    uint32_t key_event              # owner and waiters; seq_cst add then futex wake; a key or cache more or less, or a wait ends
     uint32_t pad3[31]
     uint32_t key_waiters            # waiters; seq_cst add and subtract; around a wait on key_event
     uint32_t pad4[31]
@@ -210,7 +217,9 @@ cdef struct DirectoryHeader:
     uint64_t pad5[14]
     uint64_t reaped_count           # linkers; cold lock; a record was claimed anew: a key may be full, not consumed
     uint64_t pad6[15]
-    uint64_t reserved[400]
+    uint32_t memory_event           # owner and waiters, pullers; seq_cst add then futex wake; if memory_waiters, and some may be free
+    uint32_t pad7[31]
+    uint64_t reserved[384]
 
 
 cdef struct EndedKey:
@@ -218,7 +227,8 @@ cdef struct EndedKey:
     uint32_t key_kind               # owner; before ended_count
     uint32_t why                    # owner; before ended_count; ROW_CONSUMED or ROW_REMOVED
     int64_t when_ns                 # owner; before ended_count; CLOCK_REALTIME when the owner saw it
-    uint64_t reserved[2]
+    uint64_t generation             # owner; before ended_count; of the binding that ended, in its row
+    uint64_t row                    # owner; before ended_count; number of the row's record
 
 
 cdef struct CacheRecord:
@@ -258,13 +268,15 @@ cdef struct RowRecord:
     uint32_t key_kind               # owner; before the word says LIVE
     uint32_t cache_slot             # owner; before the cache word says LIVE
     uint32_t batch_index            # owner; before the cache word says LIVE
-    uint32_t progress               # owner; release then futex wake; number of tensors whose bytes are published
+    uint32_t progress               # owner; seq_cst; number of tensors whose bytes are published
     uint64_t pad0[10]
     uint64_t word                   # owner and pullers; seq_cst compare-and-swap; (generation << 8 | state)
     uint64_t last_use_ns            # pullers; relaxed; CLOCK_MONOTONIC of the last successful pull; with the word, as its writers
-    uint32_t progress_waiters       # waiters; seq_cst add and subtract; around a wait on progress
+    uint32_t progress_waiters       # waiters; seq_cst add and subtract; around a wait on event
+    uint32_t event                  # owner and waiters; seq_cst add then futex wake; if progress_waiters, when the row changes
     uint32_t hits                   # pullers; relaxed add, of rows with a prefix key; the owner, before the word says LIVE: 0
-    uint64_t pad2[13]
+    uint32_t pad1
+    uint64_t pad2[12]
 
 
 cdef struct LinkSide:

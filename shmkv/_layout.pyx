@@ -42,6 +42,7 @@ cdef list _describe():
         ("DirectoryHeader", "cluster_id", <size_t>&d.cluster_id - <size_t>d, sizeof(d.cluster_id)),
         ("DirectoryHeader", "role", <size_t>&d.role - <size_t>d, sizeof(d.role)),
         ("DirectoryHeader", "state", <size_t>&d.state - <size_t>d, sizeof(d.state)),
+        ("DirectoryHeader", "memory_waiters", <size_t>&d.memory_waiters - <size_t>d, sizeof(d.memory_waiters)),
         ("DirectoryHeader", "links_reserved", <size_t>&d.links_reserved - <size_t>d, sizeof(d.links_reserved)),
         ("DirectoryHeader", "caches_reserved", <size_t>&d.caches_reserved - <size_t>d, sizeof(d.caches_reserved)),
         ("DirectoryHeader", "tensors_reserved", <size_t>&d.tensors_reserved - <size_t>d, sizeof(d.tensors_reserved)),
@@ -53,6 +54,7 @@ cdef list _describe():
         ("DirectoryHeader", "segments_unlinked", <size_t>&d.segments_unlinked - <size_t>d, sizeof(d.segments_unlinked)),
         ("DirectoryHeader", "ended_count", <size_t>&d.ended_count - <size_t>d, sizeof(d.ended_count)),
         ("DirectoryHeader", "reaped_count", <size_t>&d.reaped_count - <size_t>d, sizeof(d.reaped_count)),
+        ("DirectoryHeader", "memory_event", <size_t>&d.memory_event - <size_t>d, sizeof(d.memory_event)),
         ("SegmentHeader", "generation", <size_t>&s.generation - <size_t>s, sizeof(s.generation)),
     ] + _describe_records()
 
@@ -75,6 +77,8 @@ cdef list _describe_records():
         ("EndedKey", "key_kind", <size_t>&e.key_kind - <size_t>e, sizeof(e.key_kind)),
         ("EndedKey", "why", <size_t>&e.why - <size_t>e, sizeof(e.why)),
         ("EndedKey", "when_ns", <size_t>&e.when_ns - <size_t>e, sizeof(e.when_ns)),
+        ("EndedKey", "generation", <size_t>&e.generation - <size_t>e, sizeof(e.generation)),
+        ("EndedKey", "row", <size_t>&e.row - <size_t>e, sizeof(e.row)),
         ("CacheRecord", "word", <size_t>&c.word - <size_t>c, sizeof(c.word)),
         ("CacheRecord", "cache_id", <size_t>&c.cache_id - <size_t>c, sizeof(c.cache_id)),
         ("CacheRecord", "segment_serial", <size_t>&c.segment_serial - <size_t>c, sizeof(c.segment_serial)),
@@ -106,6 +110,7 @@ cdef list _describe_records():
         ("RowRecord", "word", <size_t>&r.word - <size_t>r, sizeof(r.word)),
         ("RowRecord", "last_use_ns", <size_t>&r.last_use_ns - <size_t>r, sizeof(r.last_use_ns)),
         ("RowRecord", "progress_waiters", <size_t>&r.progress_waiters - <size_t>r, sizeof(r.progress_waiters)),
+        ("RowRecord", "event", <size_t>&r.event - <size_t>r, sizeof(r.event)),
         ("RowRecord", "hits", <size_t>&r.hits - <size_t>r, sizeof(r.hits)),
         ("LinkSide", "open", <size_t>&ls.open - <size_t>ls, sizeof(ls.open)),
         ("LinkSide", "slot", <size_t>&ls.slot - <size_t>ls, sizeof(ls.slot)),

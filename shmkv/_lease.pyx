@@ -4,7 +4,7 @@
 A view, a fork and a pull that waits hold one. They are counted by nobody: the owner scans them as it scans hazards.
 """
 from shmkv._crash cimport crash_point
-from shmkv._futex cimport load64_relaxed, store64_release
+from shmkv._futex cimport exchange64_seq, load64_relaxed, store64_release
 from shmkv._layout cimport LEASES_MAX
 
 
@@ -24,7 +24,7 @@ cdef int lease_take(LinkSide* side, uint64_t generation, uint32_t limit) noexcep
 cdef void lease_give(LinkSide* side, int number) noexcept nogil:
     """Give one back, after the last load of the cache's bytes. Needs no lock."""
     crash_point(b"lease-ending")
-    store64_release(&side.leases[number], 0)
+    exchange64_seq(&side.leases[number], 0)         # before the look whether the owner waits for memory
 
 
 cdef uint32_t leases_taken(const LinkSide* side) noexcept nogil:

@@ -119,6 +119,7 @@ cdef int compare_row(char* base, uint32_t index, const Key* key, FoundRow* found
     cdef uint64_t words[4]
     cdef uint32_t kind, slot
     cdef int status, _look
+    found.row = row
     for _look in range(ROW_LOOKS):
         found.row_word = load64_seq(&row.word)
         load_words(words, row.key, sizeof(words))
@@ -140,7 +141,6 @@ cdef int compare_row(char* base, uint32_t index, const Key* key, FoundRow* found
     status = copy_cache(base, slot, found)
     if status == 0 and (found.batch_index >= found.copy.num_rows or found.copy.first_row + found.batch_index != index):
         status = FIND_DAMAGED
-    found.row = row
     found.key_kind = kind
     return status
 

@@ -9,11 +9,11 @@ import errno
 import itertools
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from shmkv import _link_record, segment
 from shmkv._directory import Directory
+from shmkv._drop import DropQueue
 from shmkv._layout import SEGMENT_DATA
 from shmkv._local import LocalCache
 from shmkv._mapping import Region
@@ -60,7 +60,8 @@ class OwnCaches:
         self._reaped_count = 0
         self._looked_ns = 0
         self._ids = itertools.count(1)
-        self.dropped: deque[OwnCache] = deque()     # those whose last handle is gone, put here without any lock
+        self._last_ttl_ns = 0                       # when the last key's time to live is over, at the latest
+        self.dropped = DropQueue(directory)     # those whose last handle is gone, put here without any lock
         self.registered = RegisteredCaches()
         self.sources = OwnSources(directory, self._by_id, self._by_slot)
         self.prefix = PrefixCache(directory, self.expiry, self._leaving, self._is_pinned)
@@ -119,6 +120,7 @@ class OwnCaches:
 
     def _record(self, cache: OwnCache, keys: dict[int, KeyWords], publish: bool, ttl_ms: int | None) -> None:
         wanted = cache.layout
+        self._note_ttl(ttl_ms)
         cache.slot, cache.generation = self._directory.insert(
             cache.segment.region, cache, cache_id=cache.cache_id, serial=cache.segment.serial, tensors=wanted.tensors,
             num_rows=wanted.rows, published=wanted.desc.num_tensors if publish else 0, kind=int(cache.is_blocks),
@@ -127,6 +129,7 @@ class OwnCaches:
         for row, words in keys.items():
             self.expiry.bound(cache.slot, row, ttl_ms)
             self._directory.bind(cache.slot, row, words)
+        self._directory.cache_added()
 
     def _undo(self, cache: OwnCache | None, made: Segment | None) -> None:
         """Take back what a failed allocation got to. Once it is recorded, a reader may be in it: then it leaves as any cache."""
@@ -184,6 +187,7 @@ class OwnCaches:
         for row, words in keys.items():
             self._check_unbound(row, words, cache.slot)
         cache.living = None
+        self._note_ttl(key_ttl_ms)
         try:
             self._directory.make_room(len(keys))
             for row, words in keys.items():
@@ -202,6 +206,7 @@ class OwnCaches:
 
     def publish(self, cache: OwnCache, rows: Sequence[int], tensors: int, key_ttl_ms: int | None = None) -> None:
         """The first `tensors` tensors of each row hold their bytes now."""
+        self._note_ttl(key_ttl_ms)
         self.expiry.published(cache.slot, rows, key_ttl_ms)
         for row in rows:
             self._directory.publish(cache.slot, row, tensors)
@@ -307,7 +312,18 @@ class OwnCaches:
         self._leaving.pop(cache.cache_id, None)
         self.expiry.freed(cache.slot)
         self._directory.release(cache.slot)
-        return self._pool.give(cache.segment)
+        given_back = self._pool.give(cache.segment)
+        self._directory.memory_freed()
+        return given_back
+
+    @property
+    def may_free_untold(self) -> bool:
+        """May memory become free without `memory_freed` soon: a key's time ends, or this process leaves a cache that it copies?"""
+        return time.monotonic_ns() < self._last_ttl_ns or any(cache.local.uses for cache in self._leaving.values())
+
+    def _note_ttl(self, ttl_ms: int | None) -> None:
+        if ttl_ms is not None:
+            self._last_ttl_ns = max(self._last_ttl_ns, time.monotonic_ns() + ttl_ms * 1_000_000)
 
     def _is_pinned(self, cache: OwnCache) -> bool:
         """Does anybody read or write the cache now, or keep it by a lease?"""

@@ -100,8 +100,8 @@ class LLMDataDist(Uncopyable):
         pull runs. Calls of this process are refused meanwhile. Returns the request keys that nobody fetched; None without.
         """
         check_uint32("drain_ms", drain_ms)
-        cluster, links, watch = self._cluster, self._links, self._watch
-        if cluster is None or links is None or watch is None:
+        cluster, links, watch, manager = self._cluster, self._links, self._watch, self._manager
+        if cluster is None or links is None or watch is None or manager is None:
             return None
         if _link.inside_call() or cluster.lock.is_mine:
             raise LLMException("finalize was called from a signal handler that interrupted a call of this cluster",
@@ -114,6 +114,8 @@ class LLMDataDist(Uncopyable):
         try:
             if not cluster.is_forked:
                 cluster.shut()        # before the links go: a pull of another thread is not told "not linked"
+            manager._end_waits()
+            if not cluster.is_forked:
                 links.close()
         finally:
             cluster.close()

@@ -43,6 +43,7 @@ from shmkv.own_cache import OwnCache
 from shmkv.pull_arguments import LastPull, PullRequest, check_device, check_usable_key
 from shmkv.pull_failure import PullKey
 from shmkv.registered import RegisteredCache
+from shmkv.stream_calls import StreamCalls
 from shmkv.tensor import Tensor, TensorDesc
 from shmkv.types import CacheDesc, LLMRole
 from shmkv.view_calls import ViewCalls
@@ -50,7 +51,7 @@ from shmkv.view_calls import ViewCalls
 ANY_KEY = CacheKeyByIdAndIndex(0, 0)
 
 
-class KvCacheManager(BlockCalls, MemoryCalls, ViewCalls, OperatorCalls):
+class KvCacheManager(BlockCalls, MemoryCalls, ViewCalls, StreamCalls, OperatorCalls):
     """Caches of one initialised LLMDataDist; got by `LLMDataDist.kv_cache_manager`. Calls are safe from any thread."""
 
     @staticmethod
@@ -61,11 +62,14 @@ class KvCacheManager(BlockCalls, MemoryCalls, ViewCalls, OperatorCalls):
     # -- memory -----------------------------------------------------------------------------------------------------
 
     def allocate_cache(self, cache_desc: CacheDesc, cache_keys: Sequence[CacheKey] = (), *, publish: bool = True,
-                       zero: bool = False, key_ttl_ms: int | None = None) -> KvCache:
+                       zero: bool = False, key_ttl_ms: int | None = None, wait_ms: int | None = None) -> KvCache:
         """Allocate the tensors of `cache_desc` in shared memory and bind `cache_keys[i]` to row i.
 
         Keys need role PROMPT. With ``publish=False`` nothing can be pulled before `publish`, which is the safe way: fill first.
         Fresh memory is zero, recycled memory is undefined unless ``zero=True``. `key_ttl_ms`: as for `bind`.
+
+        When memory is short and `wait_ms` (uint32) is given, it is waited for so long at most: until caches of this cluster are
+        freed, by readers that consume their keys, by leases that end, or by other threads.
 
         Raises:
             LLMParamError: description, placement, role, too many keys, a key that is bound already or names nothing.
@@ -79,7 +83,10 @@ class KvCacheManager(BlockCalls, MemoryCalls, ViewCalls, OperatorCalls):
         if keys:
             self._check_role("allocate_cache with cache_keys", LLMRole.PROMPT)
         rows = rows_of_keys(keys, wanted.rows)
-        return self._allocate(wanted, rows, publish=publish, zero=zero, key_ttl_ms=ttl_ms)
+        if wait_ms is None:
+            return self._allocate(wanted, rows, publish=publish, zero=zero, key_ttl_ms=ttl_ms)
+        return self._waits.for_memory(lambda: self._allocate(wanted, rows, publish=publish, zero=zero, key_ttl_ms=ttl_ms),
+                                      check_uint32("wait_ms", wait_ms))
 
     def allocate_blocks_cache(self, cache_desc: CacheDesc, blocks_cache_key: BlocksCacheKey | None = None, *,
                               publish: bool = True, zero: bool = False) -> KvCache:
@@ -194,7 +201,8 @@ class KvCacheManager(BlockCalls, MemoryCalls, ViewCalls, OperatorCalls):
     def pull_cache(self, cache_key: PullKey, kv_cache: KvCache, batch_index: int = 0, size: int = -1, *,
                    src_layer_range: range | None = None, dst_layer_range: range | None = None,
                    src_cache_offset: int | None = None, dst_cache_offset: int | None = None,
-                   tensor_num_per_layer: int = 2, heads: HeadSlice | None = None, strict_format: bool = False) -> None:
+                   tensor_num_per_layer: int = 2, heads: HeadSlice | None = None, strict_format: bool = False,
+                   wait: bool = False, timeout_ms: int | None = None) -> None:
         """Copy the row that `cache_key` names into row `batch_index` of `kv_cache` (role DECODER).
 
         Bytes are copied: shapes and dtypes are not compared. Of each selected tensor `size` bytes go from `src_cache_offset` of
@@ -204,13 +212,24 @@ class KvCacheManager(BlockCalls, MemoryCalls, ViewCalls, OperatorCalls):
         takes some of the heads instead of whole rows, and keeps the key, too: other ranks may want the others. Where both sides
         were given a `kv_tensor_format` and the two differ, that is logged once a link, or with `strict_format` an LLMParamError.
 
+        A key that is not there, or not published yet, is answered at once. With ``wait=True`` it is waited for, and tensors are
+        copied as they are published, until `timeout_ms` (uint32, None = sync_kv_timeout; for pulls that wait only) is over. A key
+        that ends meanwhile is answered at once, and so is a lost peer. The key is marked as pulled at the end.
+
         Raises:
             LLMParamError: an argument, or source and destination that do not fit each other.
             LLMException: LLM_KV_CACHE_NOT_EXIST, LLM_NOT_YET_LINK, LLM_LINK_BUSY, LLM_WAIT_PROCESS_TIMEOUT. Only after a
-                timeout, an interrupt or the peer's death may bytes of the destination have changed; the key stays.
+                timeout, an interrupt, the peer's death or a failed wait may bytes of the destination have changed; the key stays.
         """
         if self._cluster.role is not LLMRole.DECODER or self._cluster.is_closed:
             self._check_role("pull_cache", LLMRole.DECODER)
+        if wait is not False:
+            check_bool("wait", wait)
+            self._pull_waiting(PullRequest(cache_key, kv_cache, batch_index, size, src_layer_range=src_layer_range,
+                                           dst_layer_range=dst_layer_range, src_cache_offset=src_cache_offset,
+                                           dst_cache_offset=dst_cache_offset, tensor_num_per_layer=tensor_num_per_layer,
+                                           heads=heads, strict_format=strict_format), timeout_ms)
+            return
         # Whoever pulls with some options pulls with them again: the cache keeps a prepared pull for each set of them, and only key
         # and row are left to check. The very objects of the last call need not even be looked at.
         if type(kv_cache) is KvCache and type(batch_index) is int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from shmkv import _acceptor, _link, _link_record, _members, segment
@@ -40,9 +40,14 @@ class Links:
         self._linking = Mutex(busy=link_busy)       # one link call at a time
         self.removed_here: dict[int, int] = {}      # own link record -> serial of the last link that this side removed there
         self.last_failure: dict[int, str] = {}      # why the last try to link to a cluster failed, for messages
+        self._on_removed: Callable[[LinkHandle], object] = _nobody
 
     def __len__(self) -> int:
         return len(self._handles)
+
+    def tell_removed(self, callback: Callable[[LinkHandle], object]) -> None:
+        """Call this one, and no other, for each link that this side has removed, before its record is given back."""
+        self._on_removed = callback
 
     def handle(self, cluster_id: int) -> LinkHandle | None:
         """The link to a cluster, or None; the own cluster has none even when it is linked."""
@@ -151,6 +156,7 @@ class Links:
         handle = self._handles.pop(cluster_id, None)
         if handle is not None:
             self._closing.append(handle)
+            self._on_removed(handle)
             self._sweep_closing()
 
     def _not_found(self, cluster_id: int) -> LLMStatusCode:
@@ -307,9 +313,15 @@ class Links:
             finally:
                 if not removed:
                     del self.removed_here[slot]
+                self._wake_readers()
             if not removed:
                 return LLMStatusCode.LLM_LINK_BUSY
         return OK if links else LLMStatusCode.LLM_NOT_YET_LINK
+
+    def _wake_readers(self) -> None:
+        """Those who wait for keys and rows of this cluster see whether it is their link that was removed."""
+        with self._cluster.lock:
+            self._cluster.directory.wake_all()
 
     def _sweep_closing(self) -> None:
         """Close our side of removed links once no thread is inside; the record can be used again then."""
@@ -334,6 +346,10 @@ class Links:
         while any(handle.users for handle in self._closing) and time.monotonic() < deadline:
             time.sleep(0.001)               # they end at their next look; until then others are told "not linked"
         self._sweep_closing()
+
+
+def _nobody(_: LinkHandle) -> None:
+    """Nobody wants to know of removed links."""
 
 
 def _has_directory(namespace: str, member: Member) -> bool:

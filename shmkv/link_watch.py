@@ -58,7 +58,7 @@ class LinkWatch:
         """An eventfd that is readable while `lost` has something to tell; the same one each time."""
         with self._mutex:
             if self._lost_fd < 0:
-                self._lost_fd = _eventfd()
+                self._lost_fd = make_eventfd()
             self._start_or_stop()
             return self._lost_fd
 
@@ -145,7 +145,7 @@ class _Monitor:
         self._incoming: dict[tuple[int, int], _Peer] = {}       # (slot, serial) -> peer that linked to this cluster
         self._by_fd: dict[int, _Peer] = {}
         self._stopping = False
-        self._wake_fd = _eventfd()
+        self._wake_fd = make_eventfd()
         self._poll = select.poll()
         self._poll.register(self._wake_fd, select.POLLIN)
         self._thread = threading.Thread(target=self._run, name="shmkv-link-watch", daemon=True)
@@ -255,7 +255,7 @@ class _Monitor:
     def _watch(self, cluster_id: int, slot: int, incarnation: int) -> _Peer:
         peer = _Peer(cluster_id, slot, incarnation)
         if len(self._by_fd) < MOST_PIDFDS:
-            peer.fd = _open_pidfd(self._namespace.life_fd, slot)
+            peer.fd = open_pidfd(self._namespace.life_fd, slot)
         if peer.fd >= 0:
             self._by_fd[peer.fd] = peer
             self._poll.register(peer.fd, select.POLLIN)
@@ -269,7 +269,7 @@ class _Monitor:
             os.close(fd)
 
 
-def _open_pidfd(life_fd: int, slot: int) -> int:
+def open_pidfd(life_fd: int, slot: int) -> int:
     """A pidfd of the process that holds a slot's life byte, -1 if there is none to be had. The pid is the one that the kernel
     names for the lock, in our own pid namespace; a look after the open shows that it was not used again in between."""
     pid = _life.holder_pid(life_fd, slot)
@@ -285,7 +285,7 @@ def _open_pidfd(life_fd: int, slot: int) -> int:
     return -1
 
 
-def _eventfd() -> int:
+def make_eventfd() -> int:
     try:
         return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+from shmkv._drop import DropQueue
 from shmkv._view import TensorView
 from shmkv.caches import Usable
 from shmkv.checks import Uncopyable
@@ -15,6 +16,7 @@ from shmkv.link_watch import LinkWatch
 from shmkv.own_cache import OwnCache
 from shmkv.registered import RegisteredCache
 from shmkv.types import LLMRole
+from shmkv.waiting import Waits
 
 
 class ManagerBase(Uncopyable):
@@ -24,10 +26,18 @@ class ManagerBase(Uncopyable):
         self._cluster = cluster
         self._links = links
         self._watch = watch
+        self._waits = Waits(cluster, links)
 
     def is_initialized(self) -> bool:
         """False after finalize and in a forked child."""
         return not self._cluster.is_closed and not self._cluster.is_forked
+
+    def _end_waits(self) -> None:
+        """At finalize, when new calls are refused already: who waits is told, and gives back what it holds."""
+        if self._cluster.is_forked:
+            self._waits.abandon()
+        else:
+            self._waits.close()
 
     def _check_role(self, what: str, *roles: LLMRole) -> None:
         self._cluster.check_usable()
@@ -50,7 +60,7 @@ class ManagerBase(Uncopyable):
             raise LLMParamError(f"{cache!r} is registered memory of this process: other processes cannot pull from it")
         return own
 
-    def _dropped(self, own: Usable) -> deque[Any]:
+    def _dropped(self, own: Usable) -> deque[Any] | DropQueue:
         """Where a cache goes whose last handle is gone."""
         return self._cluster.caches.dropped if isinstance(own, OwnCache) else self._cluster.caches.registered.dropped
 

@@ -1,4 +1,4 @@
-"""One allocated cache of the own cluster."""
+"""One allocated cache of this cluster as its owner knows it."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field

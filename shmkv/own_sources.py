@@ -38,6 +38,10 @@ class OwnSources:
         slot = self._directory.find_blocks(model_id)
         return None if slot is None else self._by_slot[slot]
 
+    def row_number(self, cache: OwnCache, row: int) -> int:
+        """Of the record of a row, for who waits for it."""
+        return int(self._directory.row_number(cache.slot, row))
+
     def row_words(self, cache: OwnCache, rows: Sequence[int]) -> list[int]:
         """What `are_same_rows` needs to know before the bytes of rows are read."""
         return self._directory.row_words(cache.slot, rows)

@@ -26,12 +26,16 @@ def pull_failure(status: int, cluster: Cluster, links: Links, key: SourceKey, de
                  select: Select) -> LLMException:
     """The exception (not raised) for a pull that was answered `status`; `desc` describes the destination, None: nothing is copied,
     the row is lent."""
-    code = _code(status, cluster)
-    sentence = _sentence(status, cluster, links, key, desc, select)
-    return error_for_status(code, f"{'pull' if desc else 'view'} of {key!r}: {sentence} ({code.name})")
+    what = f"{'pull' if desc else 'view'} of {key!r}"
+    return failure(what, code_of(status, cluster), sentence_of(status, cluster, links, key, desc, select))
 
 
-def _code(status: int, cluster: Cluster) -> LLMStatusCode:
+def failure(what: str, code: LLMStatusCode, sentence: str) -> LLMException:
+    """The exception (not raised) for a call that was answered by a status."""
+    return error_for_status(code, f"{what}: {sentence} ({code.name})")
+
+
+def code_of(status: int, cluster: Cluster) -> LLMStatusCode:
     """The status code of the contract for a number of the core."""
     settings = cluster.settings
     fixed = {
@@ -52,7 +56,7 @@ def _code(status: int, cluster: Cluster) -> LLMStatusCode:
     return fixed.get(status, LLMStatusCode.LLM_FAILED)
 
 
-def _sentence(status: int, cluster: Cluster, links: Links, key: SourceKey, desc: CacheDesc | None, select: Select) -> str:
+def sentence_of(status: int, cluster: Cluster, links: Links, key: SourceKey, desc: CacheDesc | None, select: Select) -> str:
     peer = f"cluster {key.cluster_id}"
     if status in _plan.ARGUMENT_FAULTS and desc is None:
         return f"{_asked(select)} is not all there{_source(links, key)}"

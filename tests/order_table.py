@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from orders_links import SCENARIOS as LINKS
 from orders_rows import SCENARIOS as ROWS
 from orders_tables import SCENARIOS as TABLES
+from orders_waits import SCENARIOS as WAITS
 from weak_memory import Scenario
 
-SCENARIOS: Sequence[Scenario] = (*ROWS, *LINKS, *TABLES)
+SCENARIOS: Sequence[Scenario] = (*ROWS, *LINKS, *TABLES, *WAITS)
 
 
 def _all(reason: str, *sites: str) -> dict[str, str]:
@@ -58,6 +59,9 @@ EXEMPT: dict[str, str] = {
            "_mapping:exports:load32_acquire#1", "_view:__cinit__:add32_seq#1", "_view:__dealloc__:add32_seq#1"),
     **_all("looked at again before it is used (`body:load32_acquire#3`)",
            "_crew:body:load32_acquire#1", "_crew:body:load32_acquire#2"),
+    **_all("late is as good: a count that is too high for a moment costs a wake",
+           "_wait:sleeper_leave:exchange64_seq#1", "_wait:sleeper_leave:add32_seq#1"),
+    **_all("a wait for a key reads nothing of the row", "_await:look_at_blocks:load64_seq#1"),
     **_all("shown to a person or a test: each number for itself",
            "_futex:value:load32_acquire#1", "_link_handle:word:load32_acquire#1",
            "_inspect:state:load32_acquire#1", "_inspect:copy_cache:load64_seq#3", "_inspect:count_rows:load64_seq#1",
@@ -92,10 +96,20 @@ STRONGER: dict[str, tuple[str, str]] = {
             "_crew:body:add32_seq#1", "_crew:crew_run:exchange32_seq#1"),
     **_need("relaxed", "the load and the swap of the same word stand together: either would do", "_crew:body:load32_acquire#4",
             "_crew:body:swap32_seq#1", "_directory:end_key:load64_seq#1", "_directory:end_key:swap64_seq#1",
-            "_directory:end_key:load64_seq#2", "_directory:end_key:exchange64_seq#1", "_directory:settle:load64_seq#1",
+            "_directory:end_key:load64_seq#2", "_directory:settle:load64_seq#1",
             "_directory:settle:swap64_seq#1", "_directory:settle:load64_seq#2", "_coverage:cover:load64_seq#1"),
     **_need("relaxed", "only stores follow that stand under its answer, and a store waits for its condition",
             "_crew:crew_run:swap32_seq#1", "_link_record:start:load64_seq#1", "_link_handle:close_side:load64_seq#1"),
+    **_need("relaxed", "the event word is loaded before it, seq_cst", "_await:look_at_row:load64_seq#1",
+            "_await:look_at_row:load64_seq#2", "_wait:is_cancelled:load32_seq#1", "_wait:asked_of:swap32_seq#1"),
+    **_need("relaxed", "a fence stands in front of it", "_await:look_at_ring:load64_acquire#2"),
+    **_need("relaxed", "only its number counts: what there is to see was stored before the waiters were looked for",
+            "_events:event_happens:add32_seq#1"),
+    **_need("relaxed", "the event word has changed already, whoever is counted in", "_events:keys_changed:load32_seq#1"),
+    **_need("release", "the kernel compares the word before it lets anybody sleep", "_events:keys_changed:add32_seq#1"),
+    **_need("acquire", "the one before gave it back by a release", "_flow:run:exchange32_seq#1", "_flow:close:exchange32_seq#1"),
+    **_need("acquire", "the store that its load allows is seen in any case, by the swap of the same word on the other side",
+            "_wait:ask_for_turn:swap32_seq#1"),
     **_need("relaxed", "the end of the hazard, a release, comes after it", "_lease:lease_take:store64_release#1"),
     **_need("relaxed", "a later release in the same function comes before anybody looks", "_crew:crew_run:store64_release#1",
             "_cache_records:fill_row:exchange64_seq#1", "_directory:bind:store64_release#1", "_directory:unbind:exchange32_seq#1",
@@ -108,8 +122,6 @@ STRONGER: dict[str, tuple[str, str]] = {
             "_lookup:recheck_rows:load64_seq#1",
             "_link_record:find:load64_seq#2", "_link_record:living:load64_seq#2", "_members:read:load64_acquire#2",
             "_members:write:store64_release#1"),
-    **_need("relaxed", "the last byte was read before the fence of `recheck`; a copy that failed needs no bytes",
-            "_coverage:consume:swap64_seq#1"),
     **_need("relaxed", "an acquire load stands in front of it: of `open`, of the cache word, of the entries",
             "_link_record:is_idle:load64_seq#1", "_link_record:is_idle:load64_seq#2", "_attached:copy_header:load64_acquire#1",
             "_lookup:probe:load64_seq#2"),

@@ -1,4 +1,4 @@
-"""Orders of caches and rows: hazard, retire, recycle; bind and unbind; coverage and consume; publish and its waiters.
+"""Orders of caches and rows: hazard, retire, recycle; bind and unbind; coverage and consume; publish.
 
 The names of registers: of a reader `r_`, of the owner `o_`. Words are (generation, state).
 """
@@ -88,7 +88,7 @@ LEASE_AFTER_HAZARD = Scenario(
 
 LEASE_ENDED = Scenario(
     "bytes before the end of a lease", {"lease": 1, "bytes": 1},
-    ((read("bytes", "r_bytes"), at("_lease:lease_give:store64_release#1", "lease", 0)),
+    ((read("bytes", "r_bytes"), at("_lease:lease_give:exchange64_seq#1", "lease", 0)),
      (at("_link_record:names:load64_seq#2", "lease", into="o_lease"), write("bytes", 2, lambda seen: seen["o_lease"] == 0))),
     lambda seen: seen["r_bytes"] == 1)
 
@@ -273,36 +273,6 @@ PUBLISHED = Scenario(
      (write("bytes", 1), at("_directory:publish:exchange32_seq#1", "progress", 1))),
     lambda seen: seen["r_progress"] == 0 or seen["r_bytes"] == 1)
 
-
-def _waits(word: str, waiters: str) -> tuple[Access, ...]:
-    """Counts itself in, then sleeps if the word is still the old one: the kernel's look, under its own lock."""
-    add = Access(waiters, 7, True, True, "r_waiters", lambda seen: seen["r_waiters"] + 1)
-    return add, Access(word, 5, loads=True, into="r_slept_on")
-
-
-WAITER = Scenario(
-    "who waits for progress is woken", {"progress": 0, "waiters": 0},
-    (_waits("progress", "waiters"),
-     (at("_directory:publish:exchange32_seq#1", "progress", 1),
-      at("_directory:publish:load32_seq#1", "waiters", into="o_waiters"))),
-    lambda seen: seen["r_slept_on"] == 1 or seen["o_waiters"] == 1)
-
-KEY_WAITER = Scenario(
-    "who waits for a key is woken", {"event": 0, "waiters": 0},
-    (_waits("event", "waiters"),
-     (at("_directory:key_changed:add32_seq#1", "event", lambda seen: seen["o_event"] + 1, into="o_event"),
-      at("_directory:key_changed:load32_seq#1", "waiters", into="o_waiters"))),
-    lambda seen: seen["r_slept_on"] == 1 or seen["o_waiters"] == 1)
-
-# Whoever is woken by the event looks for the key.
-KEY_EVENT = Scenario(
-    "who saw the key event finds the key", {"event": 0, "row": (3, "UNBOUND")},
-    ((Access("event", 1, loads=True, into="r_event"), at("_lookup:compare_row:load64_seq#1", "row", into="r_row")),
-     (at("_directory:bind:exchange64_seq#2", "row", (3, "LIVE")),
-      at("_directory:key_changed:add32_seq#1", "event", lambda seen: seen["o_event"] + 1, into="o_event"))),
-    lambda seen: seen["r_event"] == 0 or seen["r_row"] == (3, "LIVE"))
-
 SCENARIOS = (HAZARD, LOST_LIFE_BYTE, LEASE, LEASE_AFTER_HAZARD, LEASE_ENDED, RECORD, TORN_RECORD, TORN_KEY, REMOVED, UNBOUND, BY_ID,
              BLOCK_UNBOUND, BLOCK_PUBLISHED,
-             BOUND_BYTES, FRESH_COVERAGE, COVERED, NOTICED, REAPED, OWN_PULL, ENDED_ONCE, CONSUMED_BYTES, PUBLISHED, WAITER,
-             KEY_WAITER, KEY_EVENT)
+             BOUND_BYTES, FRESH_COVERAGE, COVERED, NOTICED, REAPED, OWN_PULL, ENDED_ONCE, CONSUMED_BYTES, PUBLISHED)

@@ -16,10 +16,11 @@ from peer import Namespace
 from shmkv import CacheDesc, DataType, LLMException, LLMParamError, LLMRole, LLMStatusCode, segment
 from shmkv._lookup import CONSUMED, NEVER, REMOVED
 from shmkv.cache_layout import layout
-from shmkv.caches import OwnCache, OwnCaches
+from shmkv.caches import OwnCaches
 from shmkv.cluster import Cluster
 from shmkv.config import Settings
 from shmkv.kv_cache import make_view
+from shmkv.own_cache import OwnCache
 
 SHM = Path(segment.SHM_DIR)
 DESC = CacheDesc(2, [3, 16], DataType.DT_FLOAT16)

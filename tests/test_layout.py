@@ -14,7 +14,7 @@ PXD = Path(_layout.__file__).parent / "_layout.pxd"
 if not PXD.exists():
     PXD = Path(__file__).resolve().parent.parent / "shmkv" / "_layout.pxd"
 
-FINGERPRINTS = {1: 0x48194055, 2: 0x00745a78}
+FINGERPRINTS = {1: 0x48194055, 2: 0xcac52857}
 LINE = 128
 PAGE = 4096
 
@@ -25,17 +25,18 @@ FIELD = re.compile(r"^    (?P<type>\w+) (?P<name>\w+)(?:\[(?P<count>\w+)\])?\s*(
 APART = {
     "DirectoryHeader": [{"index_word"}, {"key_event"}, {"key_waiters"}, {"segments_unlinked", "ended_count"}, {"reaped_count"},
                         {"links_reserved", "caches_reserved", "tensors_reserved", "rows_reserved", "coverage_reserved"},
-                        {"cluster_id", "role", "state"}],
+                        {"cluster_id", "role", "state", "memory_waiters"}, {"memory_event"}],
     "RowRecord": [{"key", "key_kind", "cache_slot", "batch_index", "progress"},
-                  {"word", "last_use_ns", "progress_waiters", "hits"}],
+                  {"word", "last_use_ns", "progress_waiters", "event", "hits"}],
     "LinkRecord": [{"state"}, {"word"}, {"sides"}],
     "LinkSide": [{"open", "slot", "incarnation", "cluster_id"}, {"hazard"}, {"counters"}, {"leases"}],
 }
 # Written by several processes and yet beside other words, because it is written once in a cache's or member's life.
 COLD = {("CacheRecord", "consumed"), ("LinkSide", "open"), ("MembersHeader", "joins"), ("DirectoryHeader", "links_reserved")}
-SEVERAL = ("pullers", "waiters", "linkers", "both sides", "owner and pullers", "linker, both sides")
+SEVERAL = ("pullers", "waiters", "owner and waiters", "owner and waiters, pullers",
+           "linkers", "both sides", "owner and pullers", "linker, both sides")
 WRITERS = ("creator", "owner", "joiner", "linker", "linkers", "initiator", "this side", "both sides", "pullers", "waiters",
-           "owner and pullers", "linker, both sides")
+           "owner and pullers", "owner and waiters", "owner and waiters, pullers", "linker, both sides")
 
 
 @dataclass(frozen=True)

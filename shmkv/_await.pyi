@@ -1,0 +1,9 @@
+"""Types of waits for keys."""
+from shmkv._link_handle import LinkHandle
+from shmkv._wait import Ending
+
+class KeyWait(Ending):
+    def __init__(self, handle: LinkHandle, packed: bytes, timeout_ms: int) -> None: ...
+    @property
+    def is_found(self) -> bool: ...
+    def run(self, turn_ns: int, watched: bool) -> int: ...

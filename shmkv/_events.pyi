@@ -1,0 +1,1 @@
+"""Words that say "look again" have no names for Python."""
