@@ -3,6 +3,7 @@ exceptions here, as in `transfer.py`.
 """
 from __future__ import annotations
 
+import errno
 from contextlib import suppress
 from typing import NamedTuple, Protocol, cast
 
@@ -157,7 +158,7 @@ def _fault(source: OwnCache, select: Select) -> int:
     return 0
 
 
-def fork(links: Links, key: PullKey, loan: Lender) -> ForkedRegion:
+def fork(cluster: Cluster, links: Links, key: PullKey, loan: Lender) -> ForkedRegion:
     """The segment of a loan, mapped privately; the loan lasts as long as what is returned."""
     handle = links.handle(key.cluster_id)
     path = loan.path if isinstance(loan, OwnLoan) else None if handle is None else handle.segment_path(getattr(loan, "serial", 0))
@@ -166,7 +167,9 @@ def fork(links: Links, key: PullKey, loan: Lender) -> ForkedRegion:
     try:
         return fork_segment(loan, path, region_of(loan).nbytes)
     except OSError as error:
-        raise LLMException(f"fork of {key!r}: {error}", status_code=LLMStatusCode.LLM_KV_CACHE_NOT_EXIST) from error
+        known = {errno.ENOENT: LLMStatusCode.LLM_KV_CACHE_NOT_EXIST, errno.ENOMEM: cluster.settings.out_of_memory_status}
+        code = known.get(error.errno or 0, LLMStatusCode.LLM_FAILED)
+        raise LLMException(f"fork of {key!r}: {error} ({code.name})", status_code=code) from error
 
 
 def contains(cluster: Cluster, links: Links, key: CacheKey) -> bool:

@@ -70,9 +70,11 @@ class ViewCalls(ManagerBase):
         try:
             self._cluster.keep_view(loan)       # what was made of it stays mapped
             layout = fork_layout(loan, cache_desc)
-            region = lending.fork(self._links, cache_key, loan)
-        except BaseException:
+            region = lending.fork(self._cluster, self._links, cache_key, loan)
+        except BaseException as error:
             loan.close()
+            if isinstance(error, MemoryError):
+                raise self._cluster.no_memory("a fork", error) from error
             raise
         return self._forked(region, layout)
 
