@@ -37,6 +37,7 @@ cdef class Loan:
     cdef Lent lent
     cdef LinkHandle handle
     cdef readonly Region region
+    cdef object __weakref__
     cdef void end(self)
 
 

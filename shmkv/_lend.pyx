@@ -6,6 +6,7 @@ last array over it is gone, whatever becomes of link, lease and peer.
 """
 import os
 
+cimport cython
 from libc.errno cimport EINVAL, ENOMEM, errno
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
@@ -13,7 +14,7 @@ from libc.string cimport memset
 from shmkv._attached cimport Attached, mapped_give, mapped_hold
 from shmkv._core cimport attach, count, drop_unlinked, find, finish
 from shmkv._crash cimport crash_point
-from shmkv._futex cimport load_words
+from shmkv._futex cimport load64_relaxed, load_words
 from shmkv._layout cimport tensor_at, word_generation
 from shmkv._lease cimport lease_give, lease_take
 from shmkv._life cimport process_epoch
@@ -92,7 +93,9 @@ cdef void hold(Lent* lent, Attached* segment, const FoundRow* found) noexcept no
 cdef void take_back(Link* link, Lent* lent) noexcept nogil:
     """The end of a loan: lease, mapping, copies. Done twice it does nothing more."""
     if lent.lease >= 0:
-        lease_give(link.mine, lent.lease)
+        # Nobody uses a record again that a living side holds a lease in; but this side may have been taken for dead.
+        if word_generation(load64_relaxed(&link.record.state)) == link.serial:
+            lease_give(link.mine, lent.lease)
         lent.lease = -1
     if lent.mapped != NULL:
         mapped_give(lent.mapped)
@@ -156,6 +159,7 @@ cdef Region lent_region(Mapped* mapped):
     return region
 
 
+@cython.no_gc_clear                # the lease is given back by __dealloc__, in a cycle too
 cdef class Loan:
     """Made by `_pull.lend`. `tensors`: (offset, nbytes, outer, rows, inner, dtype) each, in bytes from the start of `region`;
     `row`: the row of them that is lent. Given back by `close`, when it goes, or when its process dies."""

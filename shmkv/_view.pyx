@@ -38,7 +38,7 @@ cdef class TensorView:
     gaps, 0 = none.
     """
 
-    def __cinit__(self, Region region, uint64_t offset, tuple shape, dtype, storage, bytes format, tuple dlpack,
+    def __cinit__(self, Region region not None, uint64_t offset, tuple shape, dtype, storage, bytes format, tuple dlpack,
                   bint readonly=False, Py_ssize_t pitch=0):
         cdef Py_ssize_t stride
         cdef int i
@@ -95,11 +95,10 @@ cdef class TensorView:
         return array
 
     cdef object numpy_with_gaps(self):
-        cdef uint64_t elements = self.extent // self.itemsize
-        whole = TensorView(self.region, self.offset, (elements,), self.dtype, self.storage, self.format,
-                           (self.dlpack_code, self.dlpack_bits), self.readonly).numpy()
+        """Over plain bytes: numpy's as_strided does not know every element type."""
+        whole = TensorView(self.region, self.offset, (self.extent,), self.dtype, np.dtype(np.uint8), b"B", (1, 8), self.readonly)
         strides = tuple(self.buffer_strides[i] for i in range(len(self.shape)))
-        return np.lib.stride_tricks.as_strided(whole, self.shape, strides, writeable=not self.readonly)
+        return np.ndarray(self.shape, self.storage, np.frombuffer(whole, np.uint8), 0, strides)
 
     def __array__(self, dtype=None, copy=None):
         array = self.numpy()

@@ -3,12 +3,13 @@ from __future__ import annotations
 
 from types import TracebackType
 
+from shmkv._mapping import Region
 from shmkv._view import TensorView
 from shmkv.checks import Uncopyable
 from shmkv.data_type import DataType
-from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
+from shmkv.errors import LLMParamError
 from shmkv.kv_cache import row_shape, view_of
-from shmkv.lending import Lender, LentTensor
+from shmkv.lending import Lender, LentTensor, region_of
 from shmkv.types import CacheDesc
 
 
@@ -22,6 +23,7 @@ class CacheView(Uncopyable):
 
     def __init__(self, loan: Lender, window: tuple[int, int], desc: CacheDesc | None, first_tensor: int) -> None:
         self._loan = loan
+        self._is_closed = False         # by this object: in a forked child the loan is the parent's, and stays open
         self._window = window           # offset, size (-1: the rest of the row)
         self._shapes = _Shapes(desc, first_tensor)
         self._tensors: tuple[TensorView, ...] = ()
@@ -42,7 +44,7 @@ class CacheView(Uncopyable):
     @property
     def is_open(self) -> bool:
         """Is the memory still kept?"""
-        return self._loan.is_open
+        return not self._is_closed and self._loan.is_open
 
     @property
     def num_tensors(self) -> int:
@@ -52,25 +54,26 @@ class CacheView(Uncopyable):
     @property
     def nbytes(self) -> int:
         """Bytes that can be looked at, of all tensors together; 0 once it is closed."""
-        return sum(_window_of(tensor, self._window)[1] for tensor in self._all_lent())
+        return 0 if self._is_closed else sum(_window_of(tensor, self._window)[1] for tensor in self._all_lent())
 
     @property
     def tensors(self) -> tuple[TensorView, ...]:
         """The arrays. LLMException LLM_KV_CACHE_NOT_EXIST once the view is closed."""
-        if not self._loan.is_open:
-            raise LLMException("the view is closed", status_code=LLMStatusCode.LLM_KV_CACHE_NOT_EXIST)
-        if not self._tensors:
-            self._tensors = tuple(self._view(place, tensor) for place, tensor in enumerate(self._all_lent()))
-        return self._tensors
+        region, made = region_of(self._loan), self._tensors
+        if not made:
+            made = tuple(self._view(region, place, tensor) for place, tensor in enumerate(self._all_lent()))
+            self._tensors = made
+        return made
 
-    def _view(self, place: int, tensor: LentTensor) -> TensorView:
+    def _view(self, region: Region, place: int, tensor: LentTensor) -> TensorView:
         shape, kind = self._shapes.of(place, tensor, self._window)
         offset = tensor.offset + self._loan.row * tensor.inner + (self._window[0] if tensor.outer == 1 else 0)
         pitch = tensor.rows * tensor.inner if tensor.outer > 1 else 0
-        return view_of(self._loan.region, offset, shape, kind, readonly=True, pitch=pitch)
+        return view_of(region, offset, shape, kind, readonly=True, pitch=pitch)
 
     def close(self) -> None:
         """Let the owner have its memory back. Twice is no error."""
+        self._is_closed = True
         self._tensors = ()
         self._lent = []
         self._loan.close()
@@ -114,7 +117,7 @@ class _Shapes:
             raise LLMParamError(f"tensor {self._first + place} has rows in {tensor.outer} pieces: only whole rows can be viewed")
         if self._desc is not None:
             return self._described(self._desc, self._first + place, tensor, nbytes)
-        kind = DataType(tensor.dtype)
+        kind = tensor.kind
         if offset % kind.nbytes or nbytes % kind.nbytes:
             raise LLMParamError(f"{nbytes} bytes at {offset} are no whole elements of {kind}: give a cache_desc")
         if tensor.outer > 1:

@@ -124,6 +124,20 @@ class Cluster:
         with self.lock:
             self.is_closed = True
 
+    def keep_view(self, view: Closable) -> None:
+        """Close it before leaving. LLM_ENGINE_FINALIZED, and it is closed, if that is over by now."""
+        self.views.add(view)
+        try:
+            self.check_usable()
+        except LLMException:
+            view.close()
+            raise
+
+    def close_views(self) -> None:
+        """Give back what was lent: leases that outlive their cluster would stand in records that others use by then."""
+        for view in list(self.views):
+            view.close()
+
     def shut(self) -> None:
         """Nobody gets in any more, not even who waits for the owner's lock by now."""
         if not self._is_shut:
@@ -156,8 +170,7 @@ class Cluster:
             return
         self.shut()
         try:
-            for view in list(self.views):
-                view.close()
+            self.close_views()
             if hasattr(self, "caches"):
                 self.directory.close()
                 self.caches.close(self.settings.sync_kv_timeout_ms)

@@ -5,15 +5,14 @@ from functools import lru_cache
 
 from shmkv._plan import ShapeList
 from shmkv.cache_layout import CacheLayout
-from shmkv.data_type import DataType
 from shmkv.errors import LLMParamError
-from shmkv.lending import Lender, LentTensor
+from shmkv.lending import Lender, LentTensor, region_of
 from shmkv.types import CacheDesc
 
 
 def fork_layout(loan: Lender, desc: CacheDesc | None) -> CacheLayout:
     """The lent row as the only row of a cache that `desc` describes. LLMParamError for a description of something else."""
-    return _layout_of(tuple(loan.tensors), loan.row, loan.region.nbytes, None if desc is None else desc.values())
+    return _layout_of(tuple(loan.tensors), loan.row, region_of(loan).nbytes, None if desc is None else desc.values())
 
 
 @lru_cache(maxsize=64)
@@ -30,7 +29,7 @@ def _layout_of(numbers: tuple[tuple[int, int, int, int, int, int], ...], row: in
 
 def _described(tensors: list[LentTensor]) -> CacheDesc:
     """[1, elements] each; [pieces, 1, elements] where a row is in pieces."""
-    kinds = [DataType(tensor.dtype) for tensor in tensors]
+    kinds = [tensor.kind for tensor in tensors]
     pieces = any(tensor.outer > 1 for tensor in tensors)
     shapes = [[tensor.outer, 1, tensor.inner // kind.nbytes][not pieces:] for tensor, kind in zip(tensors, kinds, strict=True)]
     return CacheDesc.of_tensors(shapes, kinds, batch_dim_index=int(pieces))

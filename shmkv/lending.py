@@ -3,13 +3,16 @@ exceptions here, as in `transfer.py`.
 """
 from __future__ import annotations
 
+import errno
+from contextlib import suppress
 from typing import NamedTuple, Protocol, cast
 
 from shmkv import _link, _lookup, _plan, _pull
 from shmkv._lend import ForkedRegion, fork_segment
 from shmkv._mapping import Region
 from shmkv.cluster import Cluster
-from shmkv.errors import LLMException, LLMStatusCode
+from shmkv.data_type import DataType
+from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
 from shmkv.keys import CacheKey
 from shmkv.link import Links
 from shmkv.own_cache import OwnCache
@@ -32,12 +35,24 @@ class LentTensor(NamedTuple):
     def row_nbytes(self) -> int:
         return self.outer * self.inner
 
+    @property
+    def kind(self) -> DataType:
+        """The recorded element type, whole numbers of which make a piece. LLMParamError if there is no such."""
+        try:
+            kind = DataType(self.dtype)
+        except ValueError as error:
+            raise LLMParamError(f"the tensor's element type is number {self.dtype}, which this version does not know: give a "
+                                "cache_desc") from error
+        if self.inner % kind.nbytes:
+            raise LLMParamError(f"pieces of {self.inner} bytes are no whole elements of {kind}: give a cache_desc")
+        return kind
+
 
 class Lender(Protocol):
     """What a row was lent by; the memory is the row's until `close`, or until this object goes."""
 
     @property
-    def region(self) -> Region: ...
+    def region(self) -> Region | None: ...
     @property
     def tensors(self) -> list[tuple[int, int, int, int, int, int]]: ...
     @property
@@ -52,29 +67,41 @@ class Lender(Protocol):
     def close(self) -> None: ...
 
 
+def region_of(loan: Lender) -> Region:
+    """The mapping that a row lies in; LLM_KV_CACHE_NOT_EXIST once it was given back."""
+    region = loan.region            # once: another thread may give it back
+    if region is None or not loan.is_open:
+        raise LLMException("the view is closed", status_code=LLMStatusCode.LLM_KV_CACHE_NOT_EXIST)
+    return region
+
+
 class OwnLoan:
     """A row of an own cache: counted in, so that it is not freed."""
 
     def __init__(self, cache: OwnCache, row: int, first: int, count: int) -> None:
-        self.region = cache.segment.region
+        self.region: Region | None = cache.segment.region
         self.row = row
         tensors = cache.layout.tensors.describe()
         self.tensors = tensors[first:first + count if count >= 0 else None]
         self.count = len(self.tensors)
         self.are_alike = len({numbers[2:] for numbers in self.tensors}) == 1
         self.path = f"{SHM_DIR}/{cache.segment.name}"
-        self._local = cache.local
-        self.is_open = True
+        self._counted = [cache.local]
 
     def first(self) -> tuple[int, int, int, int, int, int]:
         """The first of `tensors`."""
         return self.tensors[0]
 
+    @property
+    def is_open(self) -> bool:
+        """Is the row still counted in?"""
+        return bool(self._counted)
+
     def close(self) -> None:
-        """Give it back; twice is no error."""
-        if self.is_open:
-            self.is_open = False
-            self._local.leave()
+        """Give it back; twice is no error, nor on two threads at once."""
+        self.region = None
+        with suppress(IndexError):
+            self._counted.pop().leave()
 
     def __del__(self) -> None:
         self.close()
@@ -131,16 +158,18 @@ def _fault(source: OwnCache, select: Select) -> int:
     return 0
 
 
-def fork(links: Links, key: PullKey, loan: Lender) -> ForkedRegion:
+def fork(cluster: Cluster, links: Links, key: PullKey, loan: Lender) -> ForkedRegion:
     """The segment of a loan, mapped privately; the loan lasts as long as what is returned."""
     handle = links.handle(key.cluster_id)
     path = loan.path if isinstance(loan, OwnLoan) else None if handle is None else handle.segment_path(getattr(loan, "serial", 0))
     if path is None:
         raise LLMException(f"fork of {key!r}: the link was removed meanwhile", status_code=LLMStatusCode.LLM_NOT_YET_LINK)
     try:
-        return fork_segment(loan, path, loan.region.nbytes)
+        return fork_segment(loan, path, region_of(loan).nbytes)
     except OSError as error:
-        raise LLMException(f"fork of {key!r}: {error}", status_code=LLMStatusCode.LLM_KV_CACHE_NOT_EXIST) from error
+        known = {errno.ENOENT: LLMStatusCode.LLM_KV_CACHE_NOT_EXIST, errno.ENOMEM: cluster.settings.out_of_memory_status}
+        code = known.get(error.errno or 0, LLMStatusCode.LLM_FAILED)
+        raise LLMException(f"fork of {key!r}: {error} ({code.name})", status_code=code) from error
 
 
 def contains(cluster: Cluster, links: Links, key: CacheKey) -> bool:

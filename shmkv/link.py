@@ -315,6 +315,7 @@ class Links:
 
     def close(self) -> None:
         """finalize: remove all links without waiting for peers."""
+        self._cluster.close_views()     # a side that holds leases is not closed
         for cluster_id, handle in list(self._handles.items()):
             if handle is not None:
                 handle.mark_closing(True)

@@ -70,13 +70,13 @@ class ManagerBase(Uncopyable):
         if not self.is_initialized():
             return ()
         if isinstance(cache._own, RegisteredCache):
-            return _views_of_mapping(cache._own)
+            return views_of_mapping(cache._own)
         with self._cluster.lock:        # so that memory is not recycled between a look at its exports and the first view
             own = self._own(cache)
             return tuple(make_view(own.segment.region, offset, own.desc, place) for place, offset in enumerate(own.offsets))
 
 
-def _views_of_mapping(own: RegisteredCache) -> tuple[TensorView, ...]:
+def views_of_mapping(own: RegisteredCache) -> tuple[TensorView, ...]:
     """Views of a fork; memory of the caller has none, who has it already."""
     region, desc, tensors = own.region, own.desc, own.layout.tensors
     if region is None:

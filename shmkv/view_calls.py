@@ -49,7 +49,7 @@ class ViewCalls(ManagerBase):
         except BaseException:
             loan.close()
             raise
-        self._cluster.views.add(view)
+        self._cluster.keep_view(view)
         return view
 
     def fork_cache(self, cache_key: PullKey, cache_desc: CacheDesc | None = None, *, consume: bool = True) -> KvCache:
@@ -68,10 +68,13 @@ class ViewCalls(ManagerBase):
             check_type("cache_desc", cache_desc, CacheDesc)
         loan = self._lend(cache_key, (-1, 0, 0, -1, 0), check_bool("consume", consume))
         try:
+            self._cluster.keep_view(loan)       # what was made of it stays mapped
             layout = fork_layout(loan, cache_desc)
-            region = lending.fork(self._links, cache_key, loan)
-        except BaseException:
+            region = lending.fork(self._cluster, self._links, cache_key, loan)
+        except BaseException as error:
             loan.close()
+            if isinstance(error, MemoryError):
+                raise self._cluster.no_memory("a fork", error) from error
             raise
         return self._forked(region, layout)
 

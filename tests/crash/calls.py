@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from crash.block_scenarios import BLOCK_SCENARIOS
 from crash.house import PROMPTS
+from crash.lend_scenarios import LEND_SCENARIOS
 from crash.link_scenarios import (
     Link,
     LinkMore,
@@ -46,6 +47,6 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "link": Link, "link without memory": LinkWithoutMemory, "link over a dead one": LinkOverDead, "link one more": LinkMore,
     "unlink": Unlink, "unlink by force": UnlinkByForce, "unlink by the prompt": UnlinkIncoming,
     "unlink in use": UnlinkIncomingInUse, "unlink in vain": UnlinkIncomingInVain,
-    **BLOCK_SCENARIOS, **PUSH_SCENARIOS, **WAITS,
+    **BLOCK_SCENARIOS, **LEND_SCENARIOS, **PUSH_SCENARIOS, **WAITS,
 }
 assert set(PROMPTS) == {1, 4}

@@ -3,18 +3,23 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import memory
 from memory import NO_LIFE_FILE, blocks_key, by_id
 
-from shmkv import CacheKey, LLMException, _inspect, _link_record, _lookup, _members, _pull, _push
+from shmkv import CacheDesc, CacheKey, DataType, LLMException, _inspect, _link_record, _lookup, _members, _pull, _push
 from shmkv._acceptor import AcceptedLink
 from shmkv._blocks import FROM_ROW, TO_BLOCKS, TO_ROW, BlockLists
 from shmkv._link_handle import LinkHandle
 from shmkv._push import Addresses
+from shmkv._view import TensorView
+from shmkv.cache_view import CacheView
+from shmkv.forked import fork_layout
 from shmkv.keys import CacheKeyByIdAndIndex
+from shmkv.manager_base import views_of_mapping
+from shmkv.registered import RegisteredCache
 
 from .world import BLOCKS_SHAPE, ENDED, KEYS, MODEL_ID, SHAPES, UNKNOWN, Target, World
 
@@ -26,6 +31,15 @@ OFFSETS_ = (0, 0, 0, 1, 63, 64, 511, 512, 513, 1023)
 PATIENT_MS, HASTY_MS = 1000, 1
 MANY_ROWS = 1 << 16
 ASKED_AGAIN = 1                     # a prepared pull went the way of a plain one
+
+DESCS = {shape: CacheDesc(shape.num_tensors, [shape.outer, shape.rows, shape.inner], DataType.DT_UINT8, batch_dim_index=1)
+         for shape in SHAPES}
+
+
+def _read(tensors: Sequence[TensorView]) -> None:
+    """Every byte that there is."""
+    for tensor in tensors:
+        assert len(tensor.numpy().tobytes()) == tensor.nbytes
 
 
 class Reader:
@@ -44,8 +58,8 @@ class Reader:
             path()
 
     def others(self) -> list[Callable[[], None]]:
-        return [self.pull_many, self.prepared, self.prepared, self.pull_blocks, self.pull_blocks, self.push, self.push, self.links,
-                self.claim, self.acceptor, self.inspect, self.members, self.handle_calls]
+        return [self.pull_many, self.prepared, self.prepared, self.pull_blocks, self.pull_blocks, self.push, self.push, self.views,
+                self.views, self.links, self.claim, self.acceptor, self.inspect, self.members, self.handle_calls]
 
     # -- pulls ------------------------------------------------------------------------------------------------------
 
@@ -140,6 +154,26 @@ class Reader:
         status = _pull.pull_blocks(self.world.handle, target.cache, struct.pack("=6Q", 1, *words, select[3]), select, lists,
                                    bool(rng.randrange(2)), self.timeout())
         self.note(status, target, select, [row] if mode == TO_ROW else chunks)
+
+    def views(self) -> None:
+        """A row where it is: each byte of each array is read, of a view and of what a fork would show."""
+        rng = self.rng
+        target, packed, select = self.ask()
+        status, loan = _pull.lend(self.world.handle, packed, select, bool(rng.randrange(2)), self.timeout(), rng.choice((1, 192)))
+        self.answers[status] = self.answers.get(status, 0) + 1
+        if loan is None:
+            return
+        self.copies += 1
+        try:
+            window = (select[1], select[0])
+            with CacheView(loan, window, rng.choice((None, DESCS[target.shape])), select[5]) as view:
+                _read(view.tensors)
+                if window == (0, -1):
+                    _read(views_of_mapping(RegisteredCache.over(loan.region, 1, fork_layout(loan, None), False)))
+        except LLMException:
+            self.refused += 1           # bytes that are no elements, or not those of the description
+        finally:
+            loan.close()
 
     def describe(self) -> None:
         words = self.rng.choice((self.words(), blocks_key(MODEL_ID)))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import memory
 from block_lives import BlockLife
+from lend_lives import LendLife
 from lives import Life
 
 from shmkv import _copy
@@ -106,6 +107,9 @@ SCENARIOS: dict[str, Scenario] = {
     "pull_many and copy": Scenario(("pull_many", "copy"), LINKED),
     "wait for the lock": Scenario((), LINKED, prepare=_hold_the_word, run=_wait_on_two_threads, timeout_ms=100),
     "views": Scenario(("view",), LINKED),
+    "view_cache": Scenario(("look", "look_at_own"), LINKED, kind=LendLife),
+    "arrays of a view": Scenario(("view",), LINKED, kind=LendLife),
+    "fork_cache": Scenario(("fork", "drop_fork", "fork_own"), LINKED, kind=LendLife),
     "recycle": Scenario(("deallocate", "allocate_zero", "deallocate"), LINKED),
     "index growth": Scenario(("grow", "shrink"), ("init",), role="PROMPT"),
     "deallocate": Scenario(("deallocate",), (*LINKED, "pull_small"), environment={"SHMKV_RECYCLE_BYTES": "0"}),

@@ -1,0 +1,356 @@
+"""What is seen through a view: bytes, shapes, windows, keys; what is refused."""
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from lent import ask, assert_row, within
+from peer import Peer, StartPeer, blocks, by_id, prefix, req
+from reference import NOT_EXIST, PARAM_INVALID, SUCCESS, geometry, noise
+
+pytestmark = pytest.mark.timeout(180)
+SHAPE = [3, 96]
+SENT = noise(geometry(4, SHAPE, 1), 5)
+KEYS = [req(1, 7), prefix(1, 9), req(1, 8)]
+
+
+@pytest.fixture
+def sides(prompt: StartPeer, decoder: StartPeer) -> tuple[Peer, Peer]:
+    """P's cache 1 has three rows of noise: request 7, prefix 9, request 8."""
+    p, d = prompt(1), decoder(2)
+    p.call("allocate", name="kv", shape=SHAPE, dtype="DT_INT8", keys=KEYS)
+    p.call("noise", name="kv", seed=5)
+    return p, d
+
+
+# -- bytes ------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("row", "key"), [*enumerate(KEYS), *((row, by_id(1, 1, row)) for row in range(3))])
+def test_a_view_has_the_bytes_of_its_row(sides: tuple[Peer, Peer], row: int, key: list[Any]) -> None:
+    _, d = sides
+    assert within(d, "view", name="v", key=key) == [[[96], "int8", 96]] * 4
+    assert_row(d, "v", SENT[:, :, row])
+
+
+@pytest.mark.parametrize(("dtype", "numpy_name", "itemsize"), [
+    ("DT_BF16", "bfloat16", 2), ("DT_FLOAT8_E4M3FN", "float8_e4m3fn", 1), ("DT_FLOAT8_E5M2", "float8_e5m2", 1),
+    ("DT_FLOAT", "float32", 4), ("DT_BOOL", "bool", 1)])
+@pytest.mark.parametrize("batch_dim", [0, 1, 2])
+def test_element_types_and_places_of_the_batch(prompt: StartPeer, decoder: StartPeer, dtype: str, numpy_name: str, itemsize: int,
+                                               batch_dim: int) -> None:
+    p, d = prompt(1), decoder(2)
+    shape = [3, 2, 4, 8]
+    p.call("allocate", name="kv", shape=shape, dtype=dtype, batch_dim=batch_dim)
+    p.call("noise", name="kv", seed=3)
+    sent = noise(geometry(4, shape, itemsize, batch_dim), 3)
+    rows = shape[batch_dim]
+    described = [*shape[:batch_dim], 1, *shape[batch_dim + 1:]]
+    for row in range(rows):
+        found = within(d, "view", name="v", key=by_id(1, 1, row))
+        outer, inner = sent.shape[1], sent.shape[3]
+        assert found == [[[inner // itemsize] if outer == 1 else [outer, inner // itemsize], numpy_name, outer * inner]] * 4
+        assert_row(d, "v", sent[:, :, row])
+        ((seen, *_),) = {tuple(map(str, each)) for each in within(d, "view", name="w", key=by_id(1, 1, row), shapes=[described] * 4,
+                                                                  dtypes=dtype, batch_dim=batch_dim)}
+        wanted = [outer, *shape[batch_dim + 1:]] if outer > 1 else shape[:batch_dim] + shape[batch_dim + 1:]
+        assert seen == str(wanted)
+        assert_row(d, "w", sent[:, :, row])
+
+
+def test_tensors_that_differ(prompt: StartPeer, decoder: StartPeer) -> None:
+    p, d = prompt(1), decoder(2)
+    shapes, kinds = [[2, 8], [2, 3, 4], [2, 40]], ["DT_FLOAT", "DT_BF16", "DT_INT8"]
+    p.call("allocate_tensors", name="kv", shapes=shapes, dtypes=kinds, keys=[req(1, 7)])
+    p.call("noise_tensors", name="kv", seed=9)
+    sent = p.read_tensors("kv")
+    found = within(d, "view", name="v", key=by_id(1, 1, 1), tensor_num_per_layer=1)
+    assert found == [[[8], "float32", 32], [[12], "bfloat16", 24], [[40], "int8", 40]]
+    assert_row(d, "v", [tensor[:, 1] for tensor in sent])
+    found = within(d, "view", name="v", key=by_id(1, 1, 1), tensor_num_per_layer=1, layers=[1, 3], shapes=shapes, dtypes=kinds)
+    assert found == [[[3, 4], "bfloat16", 24], [[40], "int8", 40]]
+    assert_row(d, "v", [tensor[:, 1] for tensor in sent[1:]])
+    wrong = [[2, 8], [2, 3, 4], [2, 20]]
+    assert ask(d, "view", name="v", key=by_id(1, 1), tensor_num_per_layer=1, shapes=wrong, dtypes=kinds).outcome == PARAM_INVALID
+    assert ask(d, "view", name="v", key=by_id(1, 1), tensor_num_per_layer=1, size=30).outcome == PARAM_INVALID, "of 24 bytes"
+    within(d, "drop", names=["v"])
+    assert within(d, "leases") == 0
+
+
+@pytest.mark.parametrize(("how", "tensors", "window"), [
+    ({"layers": [1, 2]}, slice(2, 4), slice(None)),
+    ({"layers": [1, 2], "tensor_num_per_layer": 1}, slice(1, 2), slice(None)),
+    ({"layers": [0, 2]}, slice(0, 4), slice(None)),
+    ({"size": 10}, slice(None), slice(0, 10)),
+    ({"src_cache_offset": 90}, slice(None), slice(90, 96)),
+    ({"src_cache_offset": 5, "size": 7, "layers": [1, 2]}, slice(2, 4), slice(5, 12)),
+    ({"src_cache_offset": 0, "size": 96}, slice(None), slice(None)),
+    ({"size": 8, "src_cache_offset": 3, "shapes": [[1, 4]] * 4, "dtypes": "DT_FLOAT16"}, slice(None), slice(3, 11)),
+])
+def test_a_part_of_a_row(sides: tuple[Peer, Peer], how: dict[str, Any], tensors: slice, window: slice) -> None:
+    _, d = sides
+    within(d, "view", name="v", key=by_id(1, 1, 2), **how)
+    assert_row(d, "v", SENT[tensors, :, 2], window)
+
+
+def test_the_memory_is_the_owners_own(sides: tuple[Peer, Peer]) -> None:
+    """No copy: what the owner writes meanwhile is seen, and the segment is mapped once, to be read."""
+    p, d = sides
+    for name in "abc":
+        within(d, "view", name=name, key=by_id(1, 1, 0))
+    p.call("noise", name="kv", seed=6)
+    for name in "abc":
+        assert_row(d, name, noise(geometry(4, SHAPE, 1), 6)[:, :, 0])
+    assert [permissions for permissions, _ in within(d, "mapped")] == ["r--s"]
+
+
+def test_arrays_are_made_when_they_are_asked_for(sides: tuple[Peer, Peer]) -> None:
+    _, d = sides
+    assert d.call("execute", code="""
+import gc
+from shmkv._view import TensorView
+def alive():
+    gc.collect()
+    return sum(isinstance(each, TensorView) for each in gc.get_objects())
+view = agent.dist.kv_cache_manager.view_cache(shmkv.CacheKey(1, 7))
+result = [view.num_tensors, len(view), view.nbytes, view.is_open, alive(), view.tensors is view.tensors, alive()]
+""") == [4, 4, 384, True, 0, True, 4]
+
+
+# -- keys -------------------------------------------------------------------------------------------------------------
+
+def test_a_request_key_is_used_up_by_a_view(sides: tuple[Peer, Peer]) -> None:
+    _, d = sides
+    within(d, "view", name="kept", key=req(1, 7), consume=False)
+    within(d, "view", name="window", key=req(1, 7), src_cache_offset=0)
+    within(d, "view", name="used", key=req(1, 7))
+    again = ask(d, "view", name="again", key=req(1, 7))
+    assert (again.outcome, "consumed" in again.text) == (NOT_EXIST, True)
+    for name in ("kept", "window", "used"):
+        assert_row(d, name, SENT[:, :, 0])
+    for _ in range(2):
+        within(d, "view", name="prefix", key=prefix(1, 9))
+    assert_row(d, "prefix", SENT[:, :, 1])
+
+
+def test_parts_use_a_key_up_together(sides: tuple[Peer, Peer]) -> None:
+    _, d = sides
+    d.call("allocate", name="into", shape=[1, 96], dtype="DT_INT8")
+    within(d, "view", name="one", key=req(1, 7), layers=[0, 1])
+    within(d, "view", name="same", key=req(1, 7), layers=[0, 1])
+    within(d, "view", name="kept", key=req(1, 7), layers=[1, 2], consume=False)
+    d.call("pull", key=req(1, 7), name="into", src_layer_range=range(1, 2), dst_layer_range=range(1, 2))
+    assert ask(d, "view", name="again", key=req(1, 7)).outcome == NOT_EXIST, "one half viewed, the other pulled"
+    d.call("pull", key=req(1, 8), name="into", src_layer_range=range(1), dst_layer_range=range(1))
+    within(d, "view", name="rest", key=req(1, 8), layers=[1, 2])
+    assert_row(d, "rest", SENT[2:, :, 2])
+    assert d.outcome("pull", key=req(1, 8), name="into") == NOT_EXIST
+
+
+def test_what_is_not_published_is_not_seen(sides: tuple[Peer, Peer]) -> None:
+    p, d = sides
+    p.call("allocate", name="new", shape=[2, 96], dtype="DT_INT8", keys=[req(1, 20)], publish=False)
+    assert ask(d, "view", name="v", key=req(1, 20)).outcome == NOT_EXIST
+    assert ask(d, "view", name="v", key=by_id(1, 2, 1)).outcome == NOT_EXIST
+    p.call("publish", name="new", rows=[0], layers=1)
+    answer = ask(d, "view", name="v", key=req(1, 20))
+    assert (answer.outcome, "not published" in answer.text) == (NOT_EXIST, True)
+    within(d, "view", name="v", key=req(1, 20), layers=[0, 1])
+    p.call("publish", name="new")
+    within(d, "view", name="v", key=req(1, 20), layers=[1, 2])
+    assert ask(d, "view", name="v", key=req(1, 20)).outcome == NOT_EXIST, "both layers were seen"
+
+
+def test_a_row_of_a_blocks_cache(sides: tuple[Peer, Peer]) -> None:
+    p, d = sides
+    cache_id = p.call("allocate_blocks", name="blocks", shape=[8, 16], key=blocks(1, 3))
+    p.call("noise", name="blocks", seed=8)
+    within(d, "view", name="v", key=by_id(1, cache_id, 5))
+    assert_row(d, "v", noise(geometry(4, [8, 16], 1), 8)[:, :, 5])
+
+
+# -- one's own ----------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_a_row_of_the_own_cluster(prompt: StartPeer, is_linked: bool) -> None:
+    d = prompt(2, enable_switch_role=True)
+    d.call("allocate", name="own", shape=[2, 4, 8], dtype="DT_INT8", batch_dim=1, keys=[req(2, 5)])
+    d.call("switch_role", role="DECODER")
+    if is_linked:
+        assert d.call("link", ids=[2]) == [SUCCESS, [SUCCESS]]
+    d.call("noise", name="own", seed=4)
+    sent = noise(geometry(4, [2, 4, 8], 1, 1), 4)
+    within(d, "view", name="v", key=by_id(2, 1, 3))
+    assert_row(d, "v", sent[:, :, 3])
+    within(d, "view", name="v", key=req(2, 5), layers=[1, 2])
+    assert_row(d, "v", sent[2:, :, 0])
+    within(d, "view", name="v", key=req(2, 5))
+    assert ask(d, "view", name="w", key=req(2, 5)).outcome == NOT_EXIST
+    assert d.call("execute", code="""
+array = agent.lent["v"].tensors[0].numpy()
+result = [array.flags.writeable]
+try:
+    array.flags.writeable = True
+except ValueError:
+    result.append("refused")
+""") == [False, "refused"]
+    for wrong in ({"layers": [1, 3]}, {"size": 17}, {"src_cache_offset": 16}, {"tensor_num_per_layer": 3, "layers": [0, 1]}):
+        assert ask(d, "view", name="w", key=by_id(2, 1), **wrong).outcome == PARAM_INVALID, wrong
+    assert ask(d, "view", name="w", key=by_id(2, 1, 4)).outcome == NOT_EXIST
+
+
+# -- what is refused ------------------------------------------------------------------------------------------------------
+
+_WRITE = """
+import ctypes
+view = agent.dist.kv_cache_manager.view_cache(shmkv.CacheKeyByIdAndIndex(1, 1, 0))
+tensor = view.tensors[0]
+def refused(call, *arguments, **more):
+    try:
+        call(*arguments, **more)
+    except Exception as error:
+        return type(error).__name__
+    return "done"
+array = tensor.numpy()
+result = [array.flags.writeable, memoryview(tensor).readonly, tensor.raw.readonly,
+          refused(array.__setitem__, 0, 1), refused(array.setflags, write=True), refused(array.view(np.uint8).setflags, write=True),
+          refused(array.reshape(12, 8).setflags, write=True), refused(ctypes.c_char.from_buffer, tensor),
+          refused(np.asarray(tensor).setflags, write=True), refused(memoryview(tensor).cast("B").__setitem__, 0, 1)]
+"""
+
+
+def test_nothing_can_be_written_through_a_view(sides: tuple[Peer, Peer]) -> None:
+    _, d = sides
+    assert d.call("execute", code=_WRITE) == [
+        False, True, True, "ValueError", "ValueError", "ValueError", "ValueError", "TypeError", "ValueError", "TypeError"]
+    with_gaps = """
+agent.allocate("gaps", 2, (2, 3, 8), "DT_INT8", 1)
+view = agent.dist.kv_cache_manager.view_cache(shmkv.CacheKeyByIdAndIndex(2, 1, 1))
+array = view.tensors[0].numpy()
+result = [array.strides, array.flags.writeable]
+try:
+    array.setflags(write=True)
+except ValueError:
+    result.append("refused")
+try:
+    array.base.setflags(write=True)
+except (ValueError, AttributeError):
+    result.append("refused")
+"""
+    assert d.call("execute", code=with_gaps) == [[24, 1], False, "refused", "refused"]
+
+
+def test_dlpack_takes_a_copy_only(sides: tuple[Peer, Peer]) -> None:
+    _, d = sides
+    text, same, apart, flag = d.call("execute", code="""
+view = agent.dist.kv_cache_manager.view_cache(shmkv.CacheKeyByIdAndIndex(1, 1, 0))
+tensor = view.tensors[0]
+try:
+    np.from_dlpack(tensor)
+    text = ""
+except BufferError as error:
+    text = str(error)
+copied = np.from_dlpack(tensor, copy=True)
+result = [text, bool((copied == tensor.numpy()).all()), copied.ctypes.data != tensor.data_ptr, copied.flags.writeable]
+copied = copied.copy()
+copied[...] = 7
+""")
+    assert "copy=True" in text
+    assert (same, apart) == (True, True)
+    assert flag in (True, False), "numpy's own choice"
+
+
+@pytest.mark.parametrize("how", [
+    {"layers": [1, 3]}, {"layers": [2, 3]}, {"layers": [0, 0]}, {"size": 97}, {"size": 0}, {"size": -2}, {"src_cache_offset": 96},
+    {"src_cache_offset": 90, "size": 7}, {"src_cache_offset": -1}, {"tensor_num_per_layer": 3, "layers": [0, 1]},
+    {"tensor_num_per_layer": 0},
+    {"shapes": [[1, 96]] * 3}, {"shapes": [[1, 95]] * 4}, {"shapes": [[1, 96]] * 4, "size": 95},
+    {"shapes": [[1, 96]] * 4, "dtypes": "DT_FLOAT16"}, {"shapes": [[1, 96], [1, 96], [1, 96], [1, 48]]},
+    {"layers": [1, 2], "shapes": [[1, 96]] * 2},
+])
+def test_misfits_are_said_at_once(sides: tuple[Peer, Peer], how: dict[str, Any]) -> None:
+    _, d = sides
+    assert ask(d, "view", name="v", key=by_id(1, 1), **how).outcome == PARAM_INVALID
+    assert within(d, "leases") == 0
+
+
+def test_pieces_and_elements_stay_whole(prompt: StartPeer, decoder: StartPeer) -> None:
+    p, d = prompt(1), decoder(2)
+    p.call("allocate", name="pieces", shape=[2, 3, 8], dtype="DT_FLOAT16", batch_dim=1)
+    for how in ({"size": 8}, {"src_cache_offset": 2}, {"shapes": [[4, 1, 4]] * 4, "batch_dim": 1, "dtypes": "DT_FLOAT16"}):
+        assert ask(d, "view", name="v", key=by_id(1, 1), **how).outcome == PARAM_INVALID, how
+    within(d, "view", name="v", key=by_id(1, 1), src_cache_offset=0, size=32)
+    p.call("allocate", name="plain", shape=[2, 8], dtype="DT_FLOAT16")
+    for how in ({"size": 5}, {"src_cache_offset": 3}):
+        assert ask(d, "view", name="v", key=by_id(1, 2), **how).outcome == PARAM_INVALID, "half an element"
+    assert within(d, "view", name="v", key=by_id(1, 2), size=5, shapes=[[1, 5]] * 4) == [[[5], "int8", 5]] * 4
+
+
+def test_statuses_and_types(sides: tuple[Peer, Peer]) -> None:
+    p, d = sides
+    outcomes = {
+        "never": ask(d, "view", name="v", key=req(1, 99)).outcome, "row": ask(d, "view", name="v", key=by_id(1, 1, 3)).outcome,
+        "id": ask(d, "view", name="v", key=by_id(1, 44)).outcome, "link": ask(d, "view", name="v", key=req(3, 1)).outcome,
+        "role": ask(p, "view", name="v", key=req(1, 7)).outcome, "fork": ask(p, "fork", name="v", key=req(1, 7)).outcome,
+        "blocks": ask(d, "view", name="v", key=blocks(1)).outcome,
+        "bool": ask(d, "view", name="v", key=req(1, 7), consume=1).outcome,
+        "float": ask(d, "view", name="v", key=req(1, 7), size=1.0).outcome}
+    assert outcomes == {"never": NOT_EXIST, "row": NOT_EXIST, "id": NOT_EXIST, "link": "LLM_NOT_YET_LINK", "role": PARAM_INVALID,
+                        "fork": PARAM_INVALID, "blocks": "TypeError", "bool": "TypeError", "float": "TypeError"}
+    p.call("unlink", ids=[2])
+    assert ask(d, "view", name="v", key=req(1, 7)).outcome == "LLM_NOT_YET_LINK"
+
+
+def test_a_dead_peer_has_nothing_to_view(sides: tuple[Peer, Peer]) -> None:
+    p, d = sides
+    p.kill()
+    for function in ("view", "fork"):
+        assert ask(d, function, name="v", key=req(1, 7)).outcome == "LLM_WAIT_PROCESS_TIMEOUT"
+
+
+def test_the_limit_of_leases_has_a_name(prompt: StartPeer, decoder: StartPeer) -> None:
+    p, d = prompt(1), decoder(2, env={"SHMKV_MAX_LEASES": "3"})
+    p.call("allocate", name="kv", shape=SHAPE, dtype="DT_INT8", keys=KEYS)
+    for name in "ab":
+        within(d, "view", name=name, key=prefix(1, 9))
+    within(d, "fork", name="c", key=prefix(1, 9))
+    for function in ("view", "fork"):
+        answer = ask(d, function, name="d", key=req(1, 7))      # a key that is refused is not used up
+        assert answer.outcome == "LLM_LINK_BUSY"
+        assert "SHMKV_MAX_LEASES" in answer.text
+        assert "3" in answer.text
+    within(d, "close", name="b")
+    within(d, "view", name="d", key=req(1, 7))
+    assert ask(d, "view", name="e", key=req(1, 8)).outcome == "LLM_LINK_BUSY"
+    within(d, "drop", names=["c"])
+    d.call("collect")
+    within(d, "view", name="e", key=req(1, 8))
+    assert within(d, "leases") == 3
+
+
+def test_a_link_has_192_leases(sides: tuple[Peer, Peer]) -> None:
+    _, d = sides
+    assert d.call("execute", code="""
+manager, key = agent.dist.kv_cache_manager, shmkv.CacheKeyByIdAndIndex(1, 1)
+views = []
+try:
+    while True:
+        views.append(manager.view_cache(key))
+except shmkv.LLMException as error:
+    result = [len(views), error.status_code.name]
+views[17].close()
+views.append(manager.view_cache(key))
+del views
+result.append(agent.dist._links.handle(1).leases)
+""") == [192, "LLM_LINK_BUSY", 0]
+
+
+def test_pread_has_no_memory_to_look_at(prompt: StartPeer, decoder: StartPeer) -> None:
+    p, d = prompt(1), decoder(2, env={"SHMKV_COPY": "pread"})
+    p.call("allocate", name="kv", shape=SHAPE, dtype="DT_INT8", keys=KEYS)
+    for function in ("view", "fork"):
+        answer = ask(d, function, name="v", key=req(1, 7))
+        assert answer.outcome == "LLM_FEATURE_NOT_ENABLED", answer.text
+        assert "SHMKV_COPY=pread" in answer.text
+    assert within(d, "leases") == 0
+    d.call("allocate", name="into", shape=[1, 96], dtype="DT_INT8")
+    d.call("pull", key=req(1, 7), name="into")
