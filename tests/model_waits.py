@@ -1,9 +1,9 @@
 """A pull that waits, as a model: a lease instead of the lock, layers copied as they are published, an event word to sleep on.
 
 The owner publishes two layers, may remove the key at any moment, then retires the cache, scans hazard and lease and gives the
-memory on. After each change it looks whether anybody is counted in, and only then adds to the event word and wakes. The reader finds and
-pins the row, takes the lease, clears the hazard, and from then on: counts in, sees the event word, looks, copies what is new or
-sleeps on what it saw. Who watches the owner's process wakes the reader when it dies.
+memory on. After each change it looks whether anybody is counted in, and only then adds to the event word and wakes. The reader
+finds and pins the row, takes the lease, clears the hazard, and from then on: counts in, sees the event word, looks, copies what is
+new or sleeps on what it saw. Who watches the owner's process wakes the reader when it dies.
 """
 from __future__ import annotations
 
