@@ -42,11 +42,12 @@ cdef struct AttachedTable:
     uint32_t count
     uint64_t tick
     bint by_pread                   # keep descriptors instead of mappings
+    bint writable                   # map them for writing: the peer's destinations of pushes
 
 
 cdef void mapped_hold(Mapped* mapped) noexcept nogil
 cdef void mapped_give(Mapped* mapped) noexcept nogil
-cdef int table_init(AttachedTable* table, bint by_pread) noexcept nogil
+cdef int table_init(AttachedTable* table, bint by_pread, bint writable) noexcept nogil
 cdef void table_clear(AttachedTable* table) noexcept nogil
 cdef Attached* table_find(AttachedTable* table, uint64_t serial) noexcept nogil
 cdef int table_drop(AttachedTable* table, uint64_t serial) noexcept nogil
@@ -55,3 +56,4 @@ cdef int attach_segment(AttachedTable* table, const char* prefix, uint64_t incar
 cdef int check_generation(Attached* attached, uint64_t incarnation, uint64_t generation) noexcept nogil
 cdef int populate(Attached* attached, uint64_t step) noexcept nogil
 cdef int read_whole(int fd, char* to, uint64_t nbytes, uint64_t offset) noexcept nogil
+cdef int write_whole(int fd, const char* from_, uint64_t nbytes, uint64_t offset) noexcept nogil

@@ -1,8 +1,8 @@
 # cython: language_level=3, freethreading_compatible=True, cdivision=True
-"""Segments of others, attached read-only, once, and kept in a table of the link.
+"""Segments of others, attached once and kept in a table of the link: read-only, or writable in the table of one who pushes.
 
-A table that reads by `pread` keeps descriptors and maps nothing: a peer that truncates a segment while it is copied is a short
-read there, where a mapping would answer with a bus error.
+A table that reads by `pread`, or writes by `pwrite`, keeps descriptors and maps nothing: a peer that truncates a segment while it
+is copied is a short read there, where a mapping would answer with a bus error.
 """
 import os
 
@@ -35,17 +35,28 @@ cdef extern from *:
         return got < 0 ? -errno : got;
     }
 
+    /* Bytes written, or -errno. */
+    static inline int64_t pwrite_again(int fd, const char *from, uint64_t nbytes, uint64_t offset)
+    {
+        ssize_t put;
+        if (nbytes > 1u << 30) nbytes = 1u << 30;
+        do put = pwrite(fd, from, nbytes, (off_t)offset); while (put < 0 && errno == EINTR);
+        return put < 0 ? -errno : put;
+    }
+
     static inline int populate_read(char *address, uint64_t nbytes)
     {
         return madvise(address, nbytes, MADV_POPULATE_READ) == 0 ? 0 : -errno;
     }
     """
     int64_t pread_again(int fd, char* to, uint64_t nbytes, uint64_t offset) noexcept nogil
+    int64_t pwrite_again(int fd, const char* from_, uint64_t nbytes, uint64_t offset) noexcept nogil
     int populate_read(char* address, uint64_t nbytes) noexcept nogil
 
 
-cdef int table_init(AttachedTable* table, bint by_pread) noexcept nogil:
+cdef int table_init(AttachedTable* table, bint by_pread, bint writable) noexcept nogil:
     table.by_pread = by_pread
+    table.writable = writable
     table.log2 = 4
     table.count = 0
     table.tick = 0
@@ -84,14 +95,14 @@ cdef void mapped_give(Mapped* mapped) noexcept nogil:
         free(mapped)
 
 
-cdef int map_it(Attached* made, int fd) noexcept nogil:
+cdef int map_it(Attached* made, int fd, bint writable) noexcept nogil:
     """Map what `fd` has, and close it: 0 or -errno."""
     cdef int status = 0
     made.mapped = <Mapped*>calloc(1, sizeof(Mapped))
     if made.mapped == NULL:
         close(fd)
         return -ENOMEM
-    made.address = map_descriptor(fd, made.nbytes, False, False, &status)
+    made.address = map_descriptor(fd, made.nbytes, writable, False, &status)
     close(fd)
     if status != 0:
         free(made.mapped)
@@ -140,6 +151,7 @@ cdef int table_rebuild(AttachedTable* table, uint32_t log2, uint64_t without) no
     next.count = 0
     next.tick = table.tick
     next.by_pread = table.by_pread
+    next.writable = table.writable
     next.entries = <Attached*>calloc(1 << log2, sizeof(Attached))
     if next.entries == NULL:
         return -ENOMEM
@@ -213,9 +225,22 @@ cdef int read_whole(int fd, char* to, uint64_t nbytes, uint64_t offset) noexcept
     return 0
 
 
+cdef int write_whole(int fd, const char* from_, uint64_t nbytes, uint64_t offset) noexcept nogil:
+    """Write exactly so many bytes: 0, ATTACH_SIZE (no room in the file) or -errno."""
+    cdef int64_t put
+    while nbytes:
+        put = pwrite_again(fd, from_, nbytes, offset)
+        if put <= 0:
+            return ATTACH_SIZE if put == 0 else <int>put
+        from_ += put
+        offset += put
+        nbytes -= put
+    return 0
+
+
 cdef int attach_segment(AttachedTable* table, const char* prefix, uint64_t incarnation, uint64_t serial, uint64_t nbytes,
                         Attached** found) noexcept nogil:
-    """Map (or open) `<prefix><serial>` read-only, once, and keep it. 0, ATTACH_* or -errno.
+    """Map (or open) `<prefix><serial>`, once, and keep it. 0, ATTACH_* or -errno.
 
     The caller holds the link's lock: the table belongs to the link.
     """
@@ -233,7 +258,7 @@ cdef int attach_segment(AttachedTable* table, const char* prefix, uint64_t incar
     if status != 0:
         return status
     snprintf(path, sizeof(path), b"%s%llx", prefix, <unsigned long long>serial)
-    fd = open_segment(path, False, &size)
+    fd = open_segment(path, table.writable, &size)
     if fd < 0:
         return ATTACH_FOREIGN if errno == 0 else -errno
     if size != nbytes or nbytes < sizeof(SegmentHeader):
@@ -245,7 +270,7 @@ cdef int attach_segment(AttachedTable* table, const char* prefix, uint64_t incar
         made.populated = nbytes     # there are no pages to bring
     if not table.by_pread:
         made.fd = -1
-        status = map_it(&made, fd)
+        status = map_it(&made, fd, table.writable)
     if status == 0:
         status = check_header(&made, incarnation, &header)
         if status != 0:

@@ -26,4 +26,3 @@ cdef int look_at_row(const FoundRow* found, bint by_key) noexcept nogil
 cdef uint32_t progress_of(const FoundRow* found) noexcept nogil
 cdef int sleep_for(Link* link, Request* want, const FoundRow* found, int awaited, Sleeper* sleeper, uint32_t seen,
                    int64_t turn_ns, bint watched) noexcept nogil
-cdef int enter_in_turn(Link* link, Request* want, int64_t turn_ns) noexcept nogil

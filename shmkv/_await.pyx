@@ -40,16 +40,7 @@ from shmkv._link_handle cimport LinkHandle
 from shmkv._link_record cimport end_link
 from shmkv._lookup cimport FIND_CONSUMED, FIND_NEVER, FIND_REMOVED, find_blocks, find_key, find_row, is_same_row, pin, unpin
 from shmkv._pull cimport request_init, set_key
-from shmkv._wait cimport (
-    WAIT_CANCELLED,
-    WAIT_NOT_YET,
-    Ending,
-    is_cancelled,
-    sleeper_count_in,
-    sleeper_leave,
-    sleeper_seen,
-    sleeper_sleep,
-)
+from shmkv._wait cimport WAIT_NOT_YET, Ending, sleeper_count_in, sleeper_leave, sleeper_seen, sleeper_sleep
 
 
 # -- finding ---------------------------------------------------------------------------------------------------------
@@ -155,17 +146,6 @@ cdef int look_at_row(const FoundRow* found, bint by_key) noexcept nogil:
 
 # -- sleeping --------------------------------------------------------------------------------------------------------
 
-cdef int enter_in_turn(Link* link, Request* want, int64_t turn_ns) noexcept nogil:
-    """`link_enter`, for no longer than the turn: then WAIT_NOT_YET."""
-    cdef int64_t deadline = want.wait.deadline_ns
-    cdef int status
-    want.wait.begin_ns = want.wait.entered_ns = now_ns()
-    want.wait.deadline_ns = min(deadline, turn_ns)
-    status = link_enter(link, &want.wait)
-    want.wait.deadline_ns = deadline
-    return WAIT_NOT_YET if status == LINK_TIMEOUT and now_ns() < deadline else status
-
-
 cdef int sleep_for(Link* link, Request* want, const FoundRow* found, int awaited, Sleeper* sleeper, uint32_t seen,
                    int64_t turn_ns, bint watched) noexcept nogil:
     """After a look that was answered AWAIT_*: 0 if it is time for another one, else why not. The first time on a word it is counted
@@ -173,6 +153,8 @@ cdef int sleep_for(Link* link, Request* want, const FoundRow* found, int awaited
     cdef DirectoryHeader* header = directory_header(link.directory)
     cdef uint32_t* event = &found.row.event if awaited == AWAIT_ROW else &header.key_event
     cdef int status
+    if turn_ns == 0:
+        return WAIT_NOT_YET         # only a look was asked for
     if sleeper.event != <uint64_t><size_t>event:
         sleeper_count_in(sleeper, event, &found.row.progress_waiters if awaited == AWAIT_ROW else &header.key_waiters)
         return 0
@@ -205,10 +187,8 @@ cdef class KeyWait(Ending):
     def run(self, int64_t turn_ns, bint watched):
         """0, WAIT_NOT_YET at `turn_ns` (CLOCK_MONOTONIC), or why it will not come. Raises what a signal handler raised."""
         cdef Link* link = &self.handle.link
-        cdef int64_t deadline = self.want.wait.deadline_ns
         cdef int status
-        patience_init(&self.want.wait, 0)       # another thread may have had the last turn
-        self.want.wait.deadline_ns = deadline
+        self.begin_turn(&self.want.wait)
         with nogil:
             status = self.wait(link, turn_ns, watched)
         if status == LINK_INTERRUPTED:
@@ -220,7 +200,7 @@ cdef class KeyWait(Ending):
         cdef int status = 0
         while status == 0:
             seen = sleeper_seen(&self.sleeper)
-            status = enter_in_turn(link, &self.want, turn_ns)
+            status = link_enter(link, &self.want.wait)
             if status == 0:
                 status = self.look(link)
                 link_leave(link)
@@ -235,8 +215,6 @@ cdef class KeyWait(Ending):
         """Under the link's lock. Nothing of the row is kept from being freed between two looks: its record stays, and says so."""
         cdef bint by_key = self.want.by == BY_KEY
         cdef int status
-        if is_cancelled(&self.sleeper):
-            return WAIT_CANCELLED
         if not self.is_found:
             status = find_awaited(link, &self.want, &self.found, &self.beginning)
             if status != 0:

@@ -14,6 +14,7 @@ cdef enum:
     MOVE_DIRECT = 0
     MOVE_GATHER = 1                 # plan -> dense
     MOVE_SCATTER = 2                # dense -> plan
+    MOVE_TO_FILE = 3                # as the plan says; the destination is the file
 
 
 ctypedef int (*CheckFn)(void* context) noexcept nogil

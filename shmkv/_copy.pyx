@@ -1,5 +1,5 @@
 # cython: language_level=3, freethreading_compatible=True, cdivision=True
-"""The two movers, memory and `pread`, and the choice of the memory mover's loop.
+"""The movers, memory, `pread` and `pwrite`, and the choice of the memory mover's loop.
 
 The loop follows from the CPU (or from `configure`) and from the *total* bytes of a pull: ordinary stores below the threshold,
 non-temporal ones from there on, since the destination of a big pull would only push itself out of the cache.
@@ -8,7 +8,7 @@ from libc.stdlib cimport free, malloc
 
 from shmkv import _crew
 
-from shmkv._attached cimport read_whole
+from shmkv._attached cimport read_whole, write_whole
 from shmkv._crash cimport crash_point
 from shmkv._crew cimport crew_limit, crew_run
 from shmkv._plan cimport Span, advance, seek
@@ -59,7 +59,7 @@ cdef uint64_t crew_threshold = CREW_THRESHOLD
 cdef struct Job:
     const Plan* plan
     const char* src
-    int fd                          # read from here instead of `src`, if it is not -1
+    int fd                          # -1, or the file instead of `src`, or of `dst`
     char* dst
     int mode
     uint64_t share_nbytes
@@ -71,8 +71,8 @@ cdef struct Job:
 
 cdef int move(const Plan* plan, const char* src, int fd, char* dst, int mode, CheckFn check, void* context) noexcept nogil:
     """Copy all runs; `check` is asked after each share, on the calling thread, and ends the copy by a status other than 0.
-    Source and destination do not overlap; the source is memory, or a file when `fd` is not -1. All bytes are visible to whoever
-    sees a later store of this thread."""
+    Source and destination do not overlap; both are memory, but for the one that is a file when `fd` is not -1: the destination in
+    mode MOVE_TO_FILE, else the source. All bytes are visible to whoever sees a later store of this thread."""
     cdef Job job
     cdef uint32_t threads
     job.plan, job.src, job.fd, job.dst, job.mode, job.check, job.context = plan, src, fd, dst, mode, check, context
@@ -100,6 +100,8 @@ cdef int copy_share(void* context, uint64_t share) noexcept nogil:
         if job.fd < 0:
             job.copy(job.dst + (at if job.mode == MOVE_GATHER else span.dst),
                      job.src + (at if job.mode == MOVE_SCATTER else span.src), step)
+        elif job.mode == MOVE_TO_FILE:
+            status = write_whole(job.fd, job.src + span.src, step, span.dst)
         else:
             status = read_whole(job.fd, job.dst + span.dst, step, span.src)
         at += step

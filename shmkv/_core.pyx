@@ -15,7 +15,6 @@ from libc.errno cimport ENOENT, ENOMEM
 
 from shmkv._attached cimport (
     ATTACH_SIZE,
-    Attached,
     attach_segment,
     check_generation,
     populate,
@@ -92,11 +91,6 @@ cdef enum:
     POPULATE_NBYTES = 64 << 20
 
 
-cdef struct Looker:
-    Link* link
-    Patience* wait
-
-
 # -- a pull over a link ----------------------------------------------------------------------------------------------
 
 cdef int pull_now(Link* link, Local* dst, Request* want) noexcept nogil:
@@ -125,9 +119,9 @@ cdef int pull_locked(Link* link, Local* dst, Request* want) noexcept nogil:
     drop_unlinked(link)
     status = find(link, want, &found)
     if status == 0:
-        status = attach(link, want, &found, &segment)
+        status = attach(link, &found, &segment)
         if status == 0:
-            status = bring_pages(link, want, segment)
+            status = bring_pages(link, &want.wait, segment)
         if status == 0:
             status = make_plan(link, want, &found.copy, segment.nbytes, dst, &plan)
         if status == 0:
@@ -141,21 +135,20 @@ cdef int pull_locked(Link* link, Local* dst, Request* want) noexcept nogil:
         if is_forked(link):         # by a signal handler, which may have raised, too: hazard, lock and counters are the parent's
             return status if status == LINK_INTERRUPTED else LINK_FORKED
         unpin(link.mine)
-    count(link, want, status)
+    count(link, &want.wait, want.nbytes, status)
     if status == 0:
         note_format(link, &found.copy, dst)
     return status
 
 
-cdef inline void note_format(Link* link, const CacheRecord* cache, const Local* dst) noexcept nogil:
+cdef void note_format(Link* link, const CacheRecord* cache, const Local* dst) noexcept nogil:
     """Two formats are met on this link for the first time: somebody has to be told."""
     if link.format_remark == REMARK_NONE and is_other_format(cache, dst):
         link.format_remark = REMARK_DUE
 
 
-cdef int look_at_link(void* context) noexcept nogil:
-    cdef Looker* looker = <Looker*>context
-    return look_between_chunks(looker.link, looker.wait)
+cdef int look_at_link(void* looker) noexcept nogil:
+    return look_between_chunks((<Looker*>looker).link, (<Looker*>looker).wait)
 
 
 cdef int find(Link* link, Request* want, FoundRow* found) noexcept nogil:
@@ -206,7 +199,7 @@ cdef void drop_unlinked(Link* link) noexcept nogil:
     cdef uint64_t count = load64_acquire(&directory_header(link.directory).segments_unlinked)
     if count - link.unlinked_seen >= UNLINKED_RING:     # the owner may be writing the oldest entry again
         table_clear(&link.segments)
-        if table_init(&link.segments, link.segments.by_pread) != 0:
+        if table_init(&link.segments, link.segments.by_pread, link.segments.writable) != 0:
             return
         link.unlinked_seen = count
     while link.unlinked_seen != count:
@@ -214,7 +207,7 @@ cdef void drop_unlinked(Link* link) noexcept nogil:
         link.unlinked_seen += 1
 
 
-cdef int attach(Link* link, Request* want, const FoundRow* found, Attached** segment) noexcept nogil:
+cdef int attach(Link* link, const FoundRow* found, Attached** segment) noexcept nogil:
     """The cache's segment, mapped once and kept; its header checked for this cache."""
     cdef int status = 0
     if link.segments.entries == NULL:
@@ -233,14 +226,14 @@ cdef int attach(Link* link, Request* want, const FoundRow* found, Attached** seg
     return status
 
 
-cdef int bring_pages(Link* link, Request* want, Attached* segment) noexcept nogil:
+cdef int bring_pages(Link* link, Patience* wait, Attached* segment) noexcept nogil:
     """Page-table entries for the whole segment, in steps, so that a deadline can end it; the next call goes on where this one
     stopped."""
     cdef int status = 0
     while status == 0 and segment.populated < segment.nbytes:
         status = populate(segment, POPULATE_NBYTES)
         if status >= 0:
-            status = look_between_chunks(link, &want.wait)
+            status = look_between_chunks(link, wait)
     return status
 
 
@@ -292,17 +285,17 @@ cdef inline void count_up(uint64_t* counter, uint64_t by) noexcept nogil:
     store64_relaxed(counter, load64_relaxed(counter) + by)
 
 
-cdef void count(Link* link, const Request* want, int status) noexcept nogil:
-    """Counters of this side, and the calling thread's note of its last pull."""
+cdef void count(Link* link, const Patience* wait, uint64_t nbytes, int status) noexcept nogil:
+    """Counters of this side, and the calling thread's note of its last pull or push."""
     cdef uint64_t* counters = link.mine.counters
-    cdef int64_t waited_ns = want.wait.entered_ns - want.wait.begin_ns
-    cdef int64_t copied_ns = now_ns() - want.wait.entered_ns
+    cdef int64_t waited_ns = wait.entered_ns - wait.begin_ns
+    cdef int64_t copied_ns = now_ns() - wait.entered_ns
     count_up(&counters[COUNT_WAIT_NS], <uint64_t>waited_ns)
     if status == 0:
         count_up(&counters[COUNT_PULLS], 1)
-        count_up(&counters[COUNT_BYTES], want.nbytes)
+        count_up(&counters[COUNT_BYTES], nbytes)
         count_up(&counters[COUNT_COPY_NS], <uint64_t>copied_ns)
-        last_copy_note(want.nbytes, waited_ns, copied_ns)
+        last_copy_note(nbytes, waited_ns, copied_ns)
     elif status == LINK_TIMEOUT:
         count_up(&counters[COUNT_TIMEOUTS], 1)
     else:

@@ -7,11 +7,11 @@ cdef extern from *:
     """
     #include <signal.h>
     #include <stdlib.h>
-    #include <unistd.h>
 
+    /* To the calling thread, whichever it is: it goes no further, while a signal to the process may take another thread first. */
     static void crash_now(int stop)
     {
-        kill(getpid(), stop ? SIGSTOP : SIGKILL);
+        raise(stop ? SIGSTOP : SIGKILL);
     }
     static void left_set(uint32_t *left, uint32_t n) { __atomic_store_n(left, n, __ATOMIC_RELEASE); }
     /* Is this the last of the passes that were left? */

@@ -18,6 +18,8 @@ cdef class DropQueue:
     cdef object told
 
     def __cinit__(self, told):
+        if not callable(getattr(told, "memory_freed", None)):
+            raise TypeError(f"memory_freed of {told!r} cannot be called")
         self.items = deque()
         self.told = told
 

@@ -18,6 +18,7 @@ class RowFlow(Ending):
         timeout_ms: int,
         limit: int,
         piece: int = 0,
+        waits: bool = True,
     ) -> None: ...
     @property
     def has_lease(self) -> bool: ...

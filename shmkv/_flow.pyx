@@ -12,7 +12,6 @@ from shmkv._await cimport (
     AWAIT_KEY,
     AWAIT_ROW,
     Beginning,
-    enter_in_turn,
     find_awaited,
     look_at_row,
     progress_of,
@@ -32,15 +31,19 @@ from shmkv._core cimport (
 )
 from shmkv._crash cimport crash_point
 from shmkv._events cimport memory_changed
-from shmkv._futex cimport exchange32_seq, store32_release
+from shmkv._futex cimport exchange32_seq, now_ns, store32_release
 from shmkv._layout cimport word_generation
 from shmkv._lease cimport lease_give, lease_take
 from shmkv._life cimport process_epoch
 from shmkv._link cimport (
+    LINK_CANCELLED,
     LINK_FORKED,
     LINK_INTERRUPTED,
     Link,
+    Patience,
+    is_cancelled,
     is_forked,
+    link_enter,
     link_leave,
     look_between_chunks,
     patience_init,
@@ -48,10 +51,10 @@ from shmkv._link cimport (
 )
 from shmkv._link_handle cimport LinkHandle
 from shmkv._local cimport Local, LocalCache, local_enter, local_leave
-from shmkv._lookup cimport FoundRow, recheck, unpin
+from shmkv._lookup cimport FIND_NEVER, FIND_UNPUBLISHED, FoundRow, recheck, unpin
 from shmkv._plan cimport Plan
 from shmkv._pull cimport request_init, set_key
-from shmkv._wait cimport WAIT_CANCELLED, WAIT_NOT_YET, Ending, Sleeper, is_cancelled, sleeper_leave, sleeper_seen
+from shmkv._wait cimport WAIT_NOT_YET, Ending, Sleeper, sleeper_leave, sleeper_seen
 from shmkv._within cimport COPY_DST_GONE, check_target
 
 cdef enum:
@@ -64,6 +67,7 @@ cdef struct Flow:
     Beginning beginning
     int lease                       # its number, -1 = none
     uint32_t limit                  # leases that this side of the link may have
+    bint waits                      # or what is not there is answered at once
     bint is_found
     bint is_over                    # nothing is held any more
     uint32_t piece                  # tensors that are marked as pulled one by one; 0 = as many as are there, marked at the end
@@ -73,8 +77,7 @@ cdef struct Flow:
 
 cdef struct FlowLooker:
     Link* link
-    Request* want
-    Sleeper* sleeper
+    Patience* wait
 
 
 cdef int flow_run(Flow* flow, Link* link, Local* dst, Sleeper* sleeper, int64_t turn_ns, bint watched) noexcept nogil:
@@ -83,10 +86,12 @@ cdef int flow_run(Flow* flow, Link* link, Local* dst, Sleeper* sleeper, int64_t 
     cdef int status = 0
     while status == 0:
         seen = sleeper_seen(sleeper)
-        status = flow_step(flow, link, dst, sleeper, turn_ns)
+        status = flow_step(flow, link, dst)
         if status == 0 and (flow.done == flow.count or flow.piece):
             break
-        if status == AWAIT_KEY or status == AWAIT_ROW:
+        if status == AWAIT_KEY and not flow.waits:
+            status = FIND_NEVER
+        elif status == AWAIT_KEY or status == AWAIT_ROW:
             status = sleep_for(link, &flow.want, &flow.found, status, sleeper, seen, turn_ns, watched)
     sleeper_leave(sleeper)
     if status == 0 and flow.done < flow.count:
@@ -94,29 +99,30 @@ cdef int flow_run(Flow* flow, Link* link, Local* dst, Sleeper* sleeper, int64_t 
     return status
 
 
-cdef int flow_step(Flow* flow, Link* link, Local* dst, Sleeper* sleeper, int64_t turn_ns) noexcept nogil:
+cdef int flow_step(Flow* flow, Link* link, Local* dst) noexcept nogil:
     """One look under the link's lock, and what there is to copy: 0 if something was, AWAIT_*, or why it failed."""
     cdef int status
     if not local_enter(dst):
         return COPY_DST_GONE
     status = 0 if flow.is_found else check_target(dst, &flow.want.select, NULL)
     if status == 0:
-        status = enter_in_turn(link, &flow.want, turn_ns)
+        flow.want.wait.begin_ns = flow.want.wait.entered_ns = now_ns()
+        status = link_enter(link, &flow.want.wait)
         if status == 0:
-            status = step_locked(flow, link, dst, sleeper)
+            status = step_locked(flow, link, dst)
             link_leave(link)
     local_leave(dst)
     return status
 
 
-cdef int step_locked(Flow* flow, Link* link, Local* dst, Sleeper* sleeper) noexcept nogil:
+cdef int step_locked(Flow* flow, Link* link, Local* dst) noexcept nogil:
     cdef bint pinned = not flow.is_found
-    cdef int status = WAIT_CANCELLED if is_cancelled(sleeper) else 0
+    cdef int status = LINK_CANCELLED if is_cancelled(&flow.want.wait) else 0
     if status == 0 and pinned:
         status = begin(flow, link, dst)
         pinned = flow.is_found
     if status == 0:
-        status = copy_ready(flow, link, dst, sleeper)
+        status = copy_ready(flow, link, dst)
     if is_forked(link):
         return LINK_FORKED          # a signal handler forked: hazard, lock and lease are the parent's
     if pinned:
@@ -136,21 +142,23 @@ cdef int begin(Flow* flow, Link* link, Local* dst) noexcept nogil:
         return status
     flow.is_found = True            # pinned
     flow.want.select.src_row = flow.found.batch_index
-    status = attach(link, &flow.want, &flow.found, &segment)
+    status = attach(link, &flow.found, &segment)
     if status == 0:
         status = make_plan(link, &flow.want, &flow.found.copy, segment.nbytes, dst, &plan)
     flow.count = <uint32_t>flow.want.select.dst_count
+    if status == 0 and not flow.waits and progress_of(&flow.found) < first + flow.count:
+        status = FIND_UNPUBLISHED
     if status == 0 and (flow.piece or progress_of(&flow.found) < first + flow.count):
         status = lease_take(link.mine, word_generation(flow.found.cache_word), flow.limit)
         if status >= 0:
             flow.lease = status
             status = 0
     if status != 0:
-        count(link, &flow.want, status)
+        count(link, &flow.want.wait, flow.want.nbytes, status)
     return status
 
 
-cdef int copy_ready(Flow* flow, Link* link, Local* dst, Sleeper* sleeper) noexcept nogil:
+cdef int copy_ready(Flow* flow, Link* link, Local* dst) noexcept nogil:
     """Copy what is published and was not copied yet, one piece of it at the most."""
     cdef uint32_t first = flow.want.select.src_first
     cdef uint32_t published = progress_of(&flow.found)
@@ -163,13 +171,13 @@ cdef int copy_ready(Flow* flow, Link* link, Local* dst, Sleeper* sleeper) noexce
     if published <= first + flow.done:
         return look_at_row(&flow.found, flow.want.by == BY_KEY)
     wanted = min(wanted, published - first - flow.done)
-    status = copy_piece(flow, link, dst, sleeper, wanted)
+    status = copy_piece(flow, link, dst, wanted)
     if status == 0:
         flow.done += wanted
     return status
 
 
-cdef int copy_piece(Flow* flow, Link* link, Local* dst, Sleeper* sleeper, uint32_t wanted) noexcept nogil:
+cdef int copy_piece(Flow* flow, Link* link, Local* dst, uint32_t wanted) noexcept nogil:
     """`wanted` tensors from the first one on that was not copied; then what a pull does after its last byte."""
     cdef Request piece = flow.want
     cdef Attached* segment = NULL
@@ -180,13 +188,13 @@ cdef int copy_piece(Flow* flow, Link* link, Local* dst, Sleeper* sleeper, uint32
     piece.select.dst_first += flow.done
     piece.select.src_count = piece.select.dst_count = wanted
     piece.select.divisor = 0        # was asked of the whole
-    status = attach(link, &piece, &flow.found, &segment)
+    status = attach(link, &flow.found, &segment)
     if status == 0:
-        status = bring_pages(link, &piece, segment)
+        status = bring_pages(link, &piece.wait, segment)
     if status == 0:
         status = make_plan(link, &piece, &flow.found.copy, segment.nbytes, dst, &plan)
     if status == 0:
-        looker.link, looker.want, looker.sleeper = link, &piece, sleeper
+        looker.link, looker.wait = link, &piece.wait
         status = move(plan, segment.address, segment.fd, dst.base, MOVE_DIRECT, look_while_copying, &looker)
     flow.want.wait.signals_ns = piece.wait.signals_ns
     if status == 0:
@@ -194,7 +202,7 @@ cdef int copy_piece(Flow* flow, Link* link, Local* dst, Sleeper* sleeper, uint32
         piece.nbytes = plan.nbytes
         status = finish_piece(flow, link, &piece, wanted)
     if not is_forked(link):
-        count(link, &piece, status)
+        count(link, &piece.wait, piece.nbytes, status)
         if status == 0:
             note_format(link, &flow.found.copy, dst)
     return status
@@ -202,9 +210,7 @@ cdef int copy_piece(Flow* flow, Link* link, Local* dst, Sleeper* sleeper, uint32
 
 cdef int look_while_copying(void* context) noexcept nogil:
     cdef FlowLooker* looker = <FlowLooker*>context
-    if is_cancelled(looker.sleeper):
-        return WAIT_CANCELLED
-    return look_between_chunks(looker.link, &looker.want.wait)
+    return look_between_chunks(looker.link, looker.wait)
 
 
 cdef int finish_piece(Flow* flow, Link* link, Request* piece, uint32_t wanted) noexcept nogil:
@@ -229,7 +235,7 @@ cdef class RowFlow(Ending):
     """A pull that waits, of one row over a link. `run` is called until it answers 0 or a failure, by one thread at a time.
 
     `piece`: tensors that are answered MORE and marked as pulled one after the other, 0: no answer before all are there, which are
-    marked at the end; the other arguments are those of `_pull.pull` and `_pull.lend`.
+    marked at the end. `waits`: or what is not there is answered at once. The others are those of `_pull.pull` and `_pull.lend`.
     """
     cdef Flow flow
     cdef LinkHandle handle
@@ -237,7 +243,7 @@ cdef class RowFlow(Ending):
     cdef uint32_t running
 
     def __init__(self, LinkHandle handle, LocalCache dst, bytes packed, tuple select, bint consumes, int64_t timeout_ms,
-                 uint32_t limit, uint32_t piece=0):
+                 uint32_t limit, uint32_t piece=0, bint waits=True):
         memset(&self.flow, 0, sizeof(Flow))
         request_init(&self.flow.want, select)
         set_key(&self.flow.want, packed)
@@ -245,6 +251,7 @@ cdef class RowFlow(Ending):
         patience_init(&self.flow.want.wait, timeout_ms)
         self.flow.limit = limit
         self.flow.piece = piece
+        self.flow.waits = waits
         self.flow.lease = -1
         self.handle, self.dst = handle, dst
 
@@ -256,14 +263,12 @@ cdef class RowFlow(Ending):
         """0: all is copied. MORE, _wait.NOT_YET at `turn_ns` (CLOCK_MONOTONIC), or why it failed. Raises what a signal handler
         raised, and ValueError if another thread is inside."""
         cdef Link* link = &self.handle.link
-        cdef int64_t deadline = self.flow.want.wait.deadline_ns
         cdef int status
         if exchange32_seq(&self.running, 1):
             raise ValueError("another thread waits in this pull already")
-        patience_init(&self.flow.want.wait, 0)      # another thread may have had the last turn
-        self.flow.want.wait.deadline_ns = deadline
+        self.begin_turn(&self.flow.want.wait)
         with nogil:
-            status = WAIT_CANCELLED if self.flow.is_over \
+            status = LINK_CANCELLED if self.flow.is_over \
                 else flow_run(&self.flow, link, &self.dst.local, &self.sleeper, turn_ns, watched)
             if status == 0 or (status < 0 and status != WAIT_NOT_YET):
                 flow_end(&self.flow, link)

@@ -280,7 +280,7 @@ cdef struct RowRecord:
 
 
 cdef struct LinkSide:
-    uint32_t open                   # this side; cold lock; SIDE_OPEN while its process may use the record
+    uint32_t open                   # this side; initiator: cold lock, SIDE_OPEN or not; acceptor: seq_cst add, threads in it
     uint32_t slot                   # initiator; cold lock; member slot of this side
     uint64_t incarnation            # initiator; cold lock; of this side's cluster
     uint64_t cluster_id             # initiator; cold lock

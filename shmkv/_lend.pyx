@@ -62,7 +62,7 @@ cdef int lend_locked(Link* link, Request* want, uint32_t limit, Lent* lent) noex
     status = find(link, want, &found)
     if status != 0:
         return status
-    status = attach(link, want, &found, &segment)
+    status = attach(link, &found, &segment)
     if status == 0:
         status = LEND_UNMAPPED if segment.mapped == NULL else copy_tensors(link, want, &found, segment.nbytes, lent)
     if status == 0:
@@ -77,7 +77,7 @@ cdef int lend_locked(Link* link, Request* want, uint32_t limit, Lent* lent) noex
     if status != 0:
         take_back(link, lent)
     unpin(link.mine)
-    count(link, want, status)
+    count(link, &want.wait, want.nbytes, status)
     return status
 
 

@@ -1,4 +1,4 @@
-"""One process's end of a link, as its initiator: queue, word, liveness, deadline; and the peer's segments it maps."""
+"""One process's end of a link: queue, word, liveness, deadline; and the peer's segments it maps."""
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from shmkv._attached cimport AttachedTable
@@ -14,7 +14,15 @@ cdef enum:
     LINK_PEER_GONE = -1303          # the peer died or finalized, or the link broke
     LINK_TIMEOUT = -1304
     LINK_INTERRUPTED = -1305        # a Python signal handler raised; its exception is pending
+    LINK_CANCELLED = -1307          # by another thread of this process, through Patience.asked
     LINK_FORKED = -1306             # the handle belongs to the parent process
+
+
+cdef enum:
+    # *Patience.asked
+    ASKED_NOTHING = 0
+    ASKED_FOR_TURN = 1              # somebody else wants the thread, if it sleeps
+    ASKED_TO_END = 2
 
 
 cdef enum:
@@ -29,6 +37,7 @@ cdef struct Patience:
     int64_t signals_ns              # last time that Python signal handlers could run
     bint is_main                    # only the main thread runs them
     bint removes                    # the call that removes the link may enter while it is closing
+    const uint32_t* asked           # where another thread of this process asks for things, NULL = nobody does
 
 
 cdef enum:
@@ -39,7 +48,7 @@ cdef enum:
 
 
 cdef struct Link:
-    char* directory                 # the peer's
+    char* directory                 # the peer's; NULL while an acceptor has not needed it
     char* members
     int life_fd
     LinkRecord* record
@@ -68,6 +77,7 @@ cdef bint is_forked(Link* link) noexcept nogil
 cdef int look(Link* link) noexcept nogil
 cdef int look_at_memory(Link* link) noexcept nogil
 cdef int look_between_chunks(Link* link, Patience* wait) noexcept nogil
+cdef bint is_cancelled(const Patience* wait) noexcept nogil
 cdef int run_signals(Patience* wait) noexcept nogil
 cdef int raise_pending() except -1
 cdef bint is_inside() noexcept nogil

@@ -6,6 +6,7 @@ BUSY: Final[int]
 PEER_GONE: Final[int]
 TIMEOUT: Final[int]
 INTERRUPTED: Final[int]
+CANCELLED: Final[int]
 FORKED: Final[int]
 
 def inside_call() -> bool: ...

@@ -16,6 +16,7 @@ from shmkv._futex cimport (
     Waiter,
     add32_seq,
     load32_acquire,
+    load32_seq,
     load64_acquire,
     load64_seq,
     now_ns,
@@ -33,6 +34,7 @@ from shmkv._layout cimport (
     LINK_BROKEN,
     LINK_LIVE,
     LINK_REMOVED,
+    SIDE_INITIATOR,
     directory_header,
     make_word,
     member_at,
@@ -77,6 +79,7 @@ cdef void patience_init(Patience* wait, int64_t timeout_ms):
     wait.deadline_ns = wait.begin_ns + timeout_ms * 1000000
     wait.is_main = PyThread_get_thread_ident() == main_thread
     wait.removes = False
+    wait.asked = NULL
 
 
 cdef bint is_inside() noexcept nogil:
@@ -107,7 +110,7 @@ cdef int look_at_memory(Link* link) noexcept nogil:
     cdef int status = state_of_record(link)
     if status != 0:
         return status
-    if load32_acquire(&directory_header(link.directory).state) != DIRECTORY_OPEN:
+    if link.directory != NULL and load32_acquire(&directory_header(link.directory).state) != DIRECTORY_OPEN:
         return LINK_PEER_GONE
     if load64_acquire(&member_at(link.members, link.peer_slot).incarnation) != link.peer_incarnation:
         return LINK_PEER_GONE
@@ -137,6 +140,11 @@ cdef int look_sometimes(Link* link, int64_t now) noexcept nogil:
     return status
 
 
+cdef bint is_cancelled(const Patience* wait) noexcept nogil:
+    """Has another thread of this process ended the call?"""
+    return wait.asked != NULL and load32_seq(wait.asked) == ASKED_TO_END
+
+
 cdef int run_signals(Patience* wait) noexcept nogil:
     """Let Python signal handlers run: 0, or LINK_INTERRUPTED with the exception pending. Only the main thread runs any, and
     taking the GIL back can cost a switch interval, so nobody else asks."""
@@ -155,6 +163,8 @@ cdef int after_slice(Link* link, Patience* wait, int waited) noexcept nogil:
     # A signal that came between two waits, or to another thread, interrupts nothing here.
     if waited == -EINTR or now - wait.signals_ns >= SIGNALS_NS:
         status = run_signals(wait)
+    if status == 0 and is_cancelled(wait):
+        status = LINK_CANCELLED
     if status == 0:
         status = look(link)
     if status == 0 and now >= wait.deadline_ns:
@@ -166,6 +176,8 @@ cdef int look_between_chunks(Link* link, Patience* wait) noexcept nogil:
     """What a long copy does every few MiB."""
     cdef int64_t now = now_ns()
     cdef int status = look_sometimes(link, now)
+    if status == 0 and is_cancelled(wait):
+        status = LINK_CANCELLED
     if status == 0 and now >= wait.deadline_ns:
         status = LINK_TIMEOUT
     if status == 0 and wait.is_main and now - wait.signals_ns >= SIGNALS_NS:
@@ -197,10 +209,13 @@ cdef int link_enter(Link* link, Patience* wait) noexcept nogil:
     if status == 0:
         status = look_sometimes(link, wait.entered_ns)
         if status == 0:
-            status = take_word(link, wait)
+            status = open_side(link)
         if status == 0:
-            crash_point(b"word-taken")
-            return 0
+            status = take_word(link, wait)
+            if status == 0:
+                crash_point(b"word-taken")
+                return 0
+            shut_side(link)
         if not is_forked(link):
             queue_leave(&link.queue)
     if not is_forked(link):
@@ -216,9 +231,36 @@ cdef void link_leave(Link* link) noexcept nogil:
     crash_point(b"word-releasing")
     link.retake_ns = word_release(&link.record.word, link.side)
     crash_point(b"word-released")
+    shut_side(link)
     queue_leave(&link.queue)
     add32_seq(&link.users, <uint32_t>-1)
     thread_set_inside(False)
+
+
+cdef int open_side(Link* link) noexcept nogil:
+    """An acceptor's side is open only while a thread of it may touch the record: nobody uses that again meanwhile, and its peer
+    goes on to look at it. Open first, then look: 0, or LINK_* if the link was over by then. A count and no flag, so that who comes
+    late with a link that is over does not shut the side of those who use the next one. An initiator's side is open as long as its
+    handle.
+    """
+    cdef int status
+    if link.side == SIDE_INITIATOR:
+        return 0
+    crash_point(b"acceptor-opening")
+    add32_seq(&link.mine.open, 1)
+    crash_point(b"acceptor-opened")
+    status = state_of_record(link)
+    if status != 0:
+        shut_side(link)
+    return status
+
+
+cdef void shut_side(Link* link) noexcept nogil:
+    """The end of `open_side`, after the last access to the record."""
+    if link.side == SIDE_INITIATOR or is_forked(link):
+        return
+    crash_point(b"acceptor-shutting")
+    add32_seq(&link.mine.open, <uint32_t>-1)
 
 
 cdef int wait_in_queue(Link* link, Patience* wait, Waiter* me) noexcept nogil:
@@ -266,7 +308,7 @@ cdef int stop_waiting(Link* link, int status) noexcept nogil:
 
 
 ENDED, BUSY, PEER_GONE = LINK_ENDED, LINK_BUSY, LINK_PEER_GONE
-TIMEOUT, INTERRUPTED, FORKED = LINK_TIMEOUT, LINK_INTERRUPTED, LINK_FORKED
+TIMEOUT, INTERRUPTED, CANCELLED, FORKED = LINK_TIMEOUT, LINK_INTERRUPTED, LINK_CANCELLED, LINK_FORKED
 
 
 def inside_call() -> bool:

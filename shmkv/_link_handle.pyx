@@ -26,6 +26,7 @@ from shmkv._layout cimport (
     SIDE_ACCEPTOR,
     SIDE_CLOSED,
     SIDE_INITIATOR,
+    LinkSide,
     directory_header,
     link_at,
     make_word,
@@ -44,7 +45,7 @@ from shmkv._link cimport (
     patience_init,
     raise_pending,
 )
-from shmkv._link_record cimport end_link, is_idle
+from shmkv._link_record cimport end_link, is_idle, side_lives
 
 
 cdef class LinkHandle:
@@ -76,7 +77,7 @@ cdef class LinkHandle:
         self.cluster_id = load64_relaxed(&link.record.sides[SIDE_ACCEPTOR].cluster_id)
         if link.peer_slot >= MEMBERS_MAX:
             raise ValueError(f"the link record names member slot {link.peer_slot} of {MEMBERS_MAX}")
-        if table_init(&link.segments, by_pread) != 0:
+        if table_init(&link.segments, by_pread, False) != 0:
             raise MemoryError("no memory for a table of mappings")
 
     def __dealloc__(self):
@@ -110,8 +111,13 @@ cdef class LinkHandle:
 
     @property
     def peer_is_idle(self):
-        """Does the peer's side of the record name no cache of ours?"""
-        return is_idle(&self.link.record.sides[SIDE_ACCEPTOR])
+        """Asked after the link was ended: will the peer's side of the record name no cache of ours any more? It is closed and says
+        none, or dead."""
+        cdef LinkSide* side = &self.link.record.sides[SIDE_ACCEPTOR]
+        # seq_cst: the link was ended before, and an acceptor looks at the link after it has opened its side.
+        if load32_seq(&side.open) == SIDE_CLOSED and is_idle(side):
+            return True
+        return not side_lives(side, self.link.life_fd, self.link.members)
 
     @property
     def leases(self):

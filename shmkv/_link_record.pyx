@@ -3,8 +3,9 @@
 
 State: FREE -> LIVE (a linker, under the cold lock) -> REMOVED (unlink) or BROKEN (a holder died) -> FREE, under a new serial. A
 record is used again only when both sides are closed, or closed for a dead side by whoever holds the cold lock, and no hazard or
-lease of a living side is left in it. The acceptor's side stays closed until it moves bytes itself: a cluster that is only
-pulled from never touches the record.
+lease of a living side is left in it. The acceptor's side is open while it moves bytes itself or waits to: it opens the side, then
+looks whether the link still is the one that it means (`_link.open_side`). A cluster that is only pulled from never touches the
+record.
 """
 from shmkv._crash cimport crash_point
 from shmkv._futex cimport (
@@ -14,6 +15,7 @@ from shmkv._futex cimport (
     fence_release,
     load32_acquire,
     load32_relaxed,
+    load32_seq,
     load64_acquire,
     load64_relaxed,
     load64_seq,
@@ -121,7 +123,8 @@ cdef bint end_link(LinkRecord* link, uint64_t seen, uint32_t state) noexcept nog
 cdef bint close_dead_side(LinkSide* side, int life_fd, char* members) noexcept nogil:
     """Under the cold lock: is the side closed and idle, or its cluster dead (then it is closed and cleared for it)?"""
     if side_lives(side, life_fd, members):
-        return load32_acquire(&side.open) == SIDE_CLOSED and is_idle(side)
+        # seq_cst: the link was ended before, and an acceptor looks at the link after it has opened its side.
+        return load32_seq(&side.open) == SIDE_CLOSED and is_idle(side)
     clear_words(side.leases, sizeof(side.leases))
     crash_point(b"side-clearing")
     store64_release(&side.hazard, 0)
@@ -144,9 +147,10 @@ def reserve_more(Region directory, reserve):
     store32_release(&directory_header(directory.address).links_reserved, target)
 
 
-def claim(Region directory, int life_fd, Region members, sides, list claimed=None):
+def claim(Region directory, int life_fd, Region members, sides, list claimed=None, set looked_at=None):
     """Take a free record, or one that both sides have closed: its slot, or None if there is none. Under the cold lock. `claimed`
-    gets the slot, too, with no moment in between for a signal handler.
+    gets the slot, too, with no moment in between for a signal handler; `looked_at` gets (directory, slot) before the link is LIVE,
+    so that its maker sees the hazard of an acceptor who pushes at once.
 
     `sides`: (member slot, incarnation, cluster id) of the acceptor, then of the initiator.
     """
@@ -160,6 +164,8 @@ def claim(Region directory, int life_fd, Region members, sides, list claimed=Non
         end_link(link, load64_seq(&link.state), LINK_BROKEN)
         if close_dead_side(&link.sides[SIDE_INITIATOR], life_fd, members.address) \
                 and close_dead_side(&link.sides[SIDE_ACCEPTOR], life_fd, members.address):
+            if looked_at is not None:
+                looked_at.add((directory, slot))
             start(link, sides)
             if claimed is not None:
                 claimed.append(slot)
@@ -189,7 +195,8 @@ cdef start(LinkRecord* link, sides):
         store64_relaxed(&side.cluster_id, cluster_id)
         # After the incarnation: a crash in between leaves a closed side, never an open one of nobody.
         crash_point(b"side-opening")
-        store32_release(&side.open, SIDE_OPEN if i == SIDE_INITIATOR else SIDE_CLOSED)
+        if i == SIDE_INITIATOR:     # the acceptor's is closed, and its threads count themselves in it
+            store32_release(&side.open, SIDE_OPEN)
     crash_point(b"link-live")
     store64_release(&link.state, make_word(serial, LINK_LIVE))
 

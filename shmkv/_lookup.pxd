@@ -36,11 +36,13 @@ cdef inline bint leads_to_blocks(uint64_t tag) noexcept nogil:
     return tag & 3 == 3
 
 
+cdef int copy_cache(char* base, uint32_t slot, FoundRow* found) noexcept nogil
 cdef int find_key(char* base, const Key* key, FoundRow* found) noexcept nogil
 cdef int find_row(char* base, int64_t cache_id, uint32_t batch_index, FoundRow* found) noexcept nogil
 cdef int find_blocks(char* base, uint64_t model_id, FoundRow* found) noexcept nogil
 cdef int look_at_rows(char* base, const FoundRow* found, const uint32_t* rows, uint32_t count, uint64_t tensors,
                       uint64_t* seen) noexcept nogil
+cdef bint recheck_written(LinkSide* side, const FoundRow* found) noexcept nogil
 cdef int recheck_rows(char* base, const FoundRow* found, const uint32_t* rows, uint32_t count, const uint64_t* seen,
                       int64_t now_ns) noexcept nogil
 cdef bint pin(LinkSide* side, FoundRow* found) noexcept nogil

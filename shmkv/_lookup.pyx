@@ -309,6 +309,17 @@ cdef bint still_counts(uint64_t seen, uint64_t word, bint by_key) noexcept nogil
     return is_same_row(seen, word)
 
 
+cdef bint recheck_written(LinkSide* side, const FoundRow* found) noexcept nogil:
+    """After the last byte that was written into a pinned cache: was the memory the cache's until then?
+
+    The hazard is stored once more, for nothing else keeps stores of bytes before a load: bytes that could be seen after this look
+    might be another cache's.
+    """
+    crash_point(b"pushed")
+    exchange64_seq(&side.hazard, word_generation(found.cache_word))
+    return is_still_there(found)
+
+
 cdef bint is_same_row(uint64_t seen, uint64_t word) noexcept nogil:
     """Has a row had the same bytes since its word was `seen`, whatever became of a key? One without a key that got its first is
     still the same row: binding moves the generation on by one, unbinding by two."""

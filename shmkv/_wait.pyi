@@ -3,7 +3,6 @@ from typing import Final
 
 from shmkv._mapping import Region
 
-CANCELLED: Final[int]
 NOT_YET: Final[int]
 
 class Ending:

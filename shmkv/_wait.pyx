@@ -22,7 +22,19 @@ from shmkv._futex cimport (
     swap32_seq,
 )
 from shmkv._life cimport process_epoch
-from shmkv._link cimport LINK_INTERRUPTED, LINK_TIMEOUT, SIGNALS_NS, patience_init, raise_pending, run_signals
+from shmkv._link cimport (
+    ASKED_FOR_TURN,
+    ASKED_NOTHING,
+    ASKED_TO_END,
+    LINK_CANCELLED,
+    LINK_INTERRUPTED,
+    LINK_TIMEOUT,
+    SIGNALS_NS,
+    is_cancelled,
+    patience_init,
+    raise_pending,
+    run_signals,
+)
 from shmkv._layout cimport DirectoryHeader, RowRecord, directory_header, row_at
 from shmkv._mapping cimport Region
 
@@ -54,14 +66,10 @@ cdef uint32_t sleeper_seen(const Sleeper* sleeper) noexcept nogil:
     return load32_seq(<const uint32_t*><size_t>sleeper.event) if sleeper.event != 0 else 0
 
 
-cdef bint is_cancelled(const Sleeper* sleeper) noexcept nogil:
-    return load32_seq(&sleeper.asked) == ASKED_TO_END
-
-
 cdef int sleeper_sleep(Sleeper* sleeper, uint32_t seen, Patience* wait, int64_t turn_ns, bint watched) noexcept nogil:
     """Sleep while the word is as it was seen: 0 (look again), WAIT_*, LINK_TIMEOUT or LINK_INTERRUPTED."""
     cdef int64_t until = min(wait.deadline_ns, turn_ns), now = now_ns()
-    cdef int status = asked_of(sleeper)
+    cdef int status = asked_of(sleeper, wait)
     if status != 0:
         return status
     if not watched:
@@ -75,7 +83,7 @@ cdef int sleeper_sleep(Sleeper* sleeper, uint32_t seen, Patience* wait, int64_t 
         status = run_signals(wait)
         if status != 0:
             return status
-    status = asked_of(sleeper)
+    status = asked_of(sleeper, wait)
     if status == 0 and now >= wait.deadline_ns:
         status = LINK_TIMEOUT
     elif status == 0 and now >= turn_ns:
@@ -83,9 +91,9 @@ cdef int sleeper_sleep(Sleeper* sleeper, uint32_t seen, Patience* wait, int64_t 
     return status
 
 
-cdef int asked_of(Sleeper* sleeper) noexcept nogil:
-    if is_cancelled(sleeper):
-        return WAIT_CANCELLED
+cdef int asked_of(Sleeper* sleeper, const Patience* wait) noexcept nogil:
+    if is_cancelled(wait):
+        return LINK_CANCELLED
     return WAIT_NOT_YET if swap32_seq(&sleeper.asked, ASKED_FOR_TURN, ASKED_NOTHING) else 0
 
 
@@ -116,7 +124,14 @@ cdef class Ending:
     @property
     def is_cancelled(self):
         """Was it cancelled?"""
-        return is_cancelled(&self.sleeper)
+        return load32_seq(&self.sleeper.asked) == ASKED_TO_END
+
+    cdef void begin_turn(self, Patience* wait):
+        """The calling thread goes on with a wait that another one may have begun: the deadline is still the first one."""
+        cdef int64_t deadline = wait.deadline_ns
+        patience_init(wait, 0)
+        wait.deadline_ns = deadline
+        wait.asked = &self.sleeper.asked
 
 
 cdef class EventWait(Ending):
@@ -155,8 +170,8 @@ cdef class EventWait(Ending):
         somebody wakes this wait when another process dies for which it may have to look."""
         cdef Patience wait
         cdef int status
-        patience_init(&wait, 0)
         wait.deadline_ns = deadline_ns
+        self.begin_turn(&wait)
         with nogil:
             status = sleeper_sleep(&self.sleeper, self.seen, &wait, turn_ns, watched)
         if status == LINK_INTERRUPTED:
@@ -164,5 +179,4 @@ cdef class EventWait(Ending):
         return status
 
 
-CANCELLED = WAIT_CANCELLED
 NOT_YET = WAIT_NOT_YET

@@ -1,42 +1,36 @@
-"""CacheTask: the future of a transfer that runs on a thread of its own."""
+"""CacheTask: what a caller holds of a transfer that runs on a thread of its own."""
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
-
-from shmkv.checks import check_uint32
+from shmkv.checks import Uncopyable, check_uint32
 from shmkv.errors import LLMStatusCode
+from shmkv.push import PushTask
 
 
-class CacheTask:
-    """Results of one asynchronous transfer, one entry a config: a status, or None for a config that another one's failure left
-    unfinished. `timeout_status` is what a wait that is too short answers; the task goes on then."""
+class CacheTask(Uncopyable):
+    """The results of one `transfer_cache_async`, one for each config: a status, or None for a config that another one's failure
+    left unfinished. Calls are safe from any thread, as often as wanted; dropping a task does not end it."""
 
-    def __init__(self, num_configs: int, timeout_status: LLMStatusCode) -> None:
-        self._num_configs = num_configs
-        self._timeout_status = timeout_status
-        self._done = threading.Event()
-        self._results: list[LLMStatusCode | None] = []
-
-    def _finish(self, results: Sequence[LLMStatusCode | None]) -> None:
-        """For the thread that runs the transfer: its results, once."""
-        self._results = list(results)
-        self._done.set()
-
-    def _wait(self, timeout_in_millis: int | None) -> bool:
-        if timeout_in_millis is None:
-            return self._done.wait()
-        return self._done.wait(check_uint32("timeout_in_millis", timeout_in_millis) / 1000)
+    def __init__(self, task: PushTask) -> None:
+        self._task = task
 
     def synchronize(self, timeout_in_millis: int | None = None) -> LLMStatusCode:
-        """Wait up to `timeout_in_millis` ms (None: for ever): the first result that is neither success nor None, else success."""
-        if not self._wait(timeout_in_millis):
-            return self._timeout_status
-        failed = (result for result in self._results if result not in (None, LLMStatusCode.LLM_SUCCESS))
-        return next((result for result in failed if result is not None), LLMStatusCode.LLM_SUCCESS)
+        """Wait up to `timeout_in_millis` ms (uint32; None: for ever) for the end: the first result that is neither success nor
+        None, else success. LLM_WAIT_PROCESS_TIMEOUT if it still runs then; it goes on.
+
+        Raises:
+            TypeError, LLMParamError: the timeout.
+        """
+        results = self._wait(timeout_in_millis)
+        if results is None:
+            return self._task.timeout_status
+        return next((result for result in results if result), LLMStatusCode.LLM_SUCCESS)
 
     def get_results(self, timeout_in_millis: int | None = None) -> list[LLMStatusCode | None]:
-        """Wait likewise: one result a config, in order; while it runs, the timeout status for each."""
-        if not self._wait(timeout_in_millis):
-            return [self._timeout_status] * self._num_configs
-        return list(self._results)
+        """Wait likewise: one result for each config, in order. While it runs, LLM_WAIT_PROCESS_TIMEOUT for each of them."""
+        results = self._wait(timeout_in_millis)
+        return [self._task.timeout_status] * self._task.number if results is None else results
+
+    def _wait(self, timeout_in_millis: int | None) -> list[LLMStatusCode | None] | None:
+        if timeout_in_millis is not None:
+            check_uint32("timeout_in_millis", timeout_in_millis)
+        return self._task.results(timeout_in_millis)

@@ -41,17 +41,19 @@ Usable = OwnCache | RegisteredCache         # what a caller's handle stands for
 class OwnCaches:
     """All caches of one cluster, by id.
 
-    `initiated()` gives (directory, slot) of the link records that this cluster made in other directories.
+    `initiated()` gives (directory, slot) of the link records that this cluster made in other directories; `look` is called every
+    REAP_INTERVAL_NS, by a call that looks for dead readers.
     """
 
     def __init__(self, settings: Settings, namespace: Namespace, member: Member, directory: Directory, pool: SegmentPool,
-                 initiated: Callable[[], list[tuple[Region, int]]]) -> None:
+                 initiated: Callable[[], list[tuple[Region, int]]], look: Callable[[], None]) -> None:
         self._settings = settings
         self._namespace = namespace
         self._member = member
         self._directory = directory
         self._pool = pool
         self._initiated = initiated
+        self._look = look
         self._by_id: dict[int, OwnCache] = {}
         self._by_slot: dict[int, OwnCache] = directory.owners
         self.expiry = KeyExpiry(directory, self._key_ends)
@@ -294,6 +296,7 @@ class OwnCaches:
             dead = set(_link_record.dead_initiators(self._directory.region, self._namespace.life_fd, self._namespace.table))
             died = died or bool(dead - self._reaped)
             self._reaped = dead
+            self._look()
         return died
 
     def _try_free(self, cache: OwnCache) -> int:

@@ -5,6 +5,7 @@ import errno
 import logging
 import os
 import weakref
+from collections.abc import Callable
 from typing import Protocol
 
 from shmkv import _copy, _life, _link, _link_record, segment
@@ -52,6 +53,7 @@ class Cluster:
         self.views: weakref.WeakSet[Closable] = weakref.WeakSet()      # what looks into other clusters' memory
         self.lock = Mutex(self._check_entry, link_busy)     # the owner's lock, of everything that changes caches and keys
         self.link_records: set[tuple[Region, int]] = set()      # (directory, slot) that this cluster claimed; kept by link.py
+        self.when_looking: list[Callable[[], None]] = []    # what calls do that look after caches, now and then
         self._epoch = _life.epoch()
         self._opened: list[int] = []        # the directory's descriptor
         self.is_closed = False              # new calls are refused
@@ -76,7 +78,11 @@ class Cluster:
         pool = SegmentPool(segment_prefix(self.settings.namespace, self.member.incarnation), self.settings.recycle_bytes,
                            self.directory.note_unlinked)
         self.caches = OwnCaches(self.settings, self.namespace, self.member, self.directory, pool,
-                                lambda: list(self.link_records))
+                                lambda: list(self.link_records), self._look)
+
+    def _look(self) -> None:
+        for look in self.when_looking:
+            look()
 
     def _reserve(self, offset: int, nbytes: int) -> None:
         segment.reserve(self._opened[0], offset, nbytes)

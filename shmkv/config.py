@@ -37,6 +37,7 @@ __all__ = ["LLMConfig", "LlmConfig", "MemPool", "Settings"]
 
 DEFAULT_SYNC_KV_TIMEOUT_MS = 1000
 DEFAULT_PAGE_SHIFT = 16
+DEFAULT_ASYNC_THREADS = 4
 MOST_LEASES = 192           # as the layout has room for; `_lease` says the same number
 
 
@@ -91,6 +92,7 @@ class Settings:
     nt_threshold: int | None
     copy_threads: int | None
     copy: str
+    async_threads: int              # for calls of asyncio
     max_leases: int                 # a link: views, forks and waiting pulls of this process
 
     @property
@@ -136,6 +138,7 @@ class Settings:
             nt_threshold=_env_int(env, "SHMKV_NT_THRESHOLD", 0, INT64_MAX),
             copy_threads=_env_int(env, "SHMKV_COPY_THREADS", 1, 256),
             copy=_copy(given, env),
+            async_threads=_env_int(env, "SHMKV_ASYNC_THREADS", 1, 256) or DEFAULT_ASYNC_THREADS,
             max_leases=_env_int(env, "SHMKV_MAX_LEASES", 1, MOST_LEASES) or MOST_LEASES,
         )
 

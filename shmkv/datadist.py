@@ -27,6 +27,7 @@ from shmkv.kv_cache_manager import KvCacheManager
 from shmkv.link import MAX_CLUSTERS_A_CALL, LinkResults, Links
 from shmkv.link_watch import LinkWatch
 from shmkv.options import LISTEN_IP_INFO
+from shmkv.push import Pushes
 from shmkv.types import LLMRole
 
 ROLE_OPTION = "llm.Role"
@@ -49,6 +50,7 @@ class LLMDataDist(Uncopyable):
         self._cluster: Cluster | None = None
         self._links: Links | None = None
         self._watch: LinkWatch | None = None
+        self._pushes: Pushes | None = None
         self._manager: KvCacheManager | None = None
 
     @property
@@ -81,11 +83,12 @@ class LLMDataDist(Uncopyable):
             cluster.join()
             links = Links(cluster)
             self._watch = LinkWatch(cluster, links)
-            self._manager = KvCacheManager(cluster, links, self._watch)
+            self._pushes = Pushes(cluster, links.accepted)
+            self._manager = KvCacheManager(cluster, links, self._watch, self._pushes)
             self._cluster, self._links = cluster, links
             LLMDataDist.llm_engine_instance = self
         except BaseException:
-            self._cluster = self._links = self._watch = self._manager = None
+            self._cluster = self._links = self._watch = self._pushes = self._manager = None
             _take_back(cluster)
             raise
         if not settings.cache_manager:
@@ -96,12 +99,13 @@ class LLMDataDist(Uncopyable):
     def finalize(self, *, drain_ms: int = 0) -> list[CacheKey] | None:
         """Free every cache, drop links, leave the namespace. No-op if not initialised.
 
+        Transfers that run are waited for, `sync_kv_timeout` at most; what is not finished then has the result LLM_ENGINE_FINALIZED.
         With `drain_ms` others may first fetch what is there, for so long at most: until no published request key is left and no
         pull runs. Calls of this process are refused meanwhile. Returns the request keys that nobody fetched; None without.
         """
         check_uint32("drain_ms", drain_ms)
-        cluster, links, watch, manager = self._cluster, self._links, self._watch, self._manager
-        if cluster is None or links is None or watch is None or manager is None:
+        cluster, links, watch, manager, pushes = self._cluster, self._links, self._watch, self._manager, self._pushes
+        if cluster is None or links is None or watch is None or manager is None or pushes is None:
             return None
         if _link.inside_call() or cluster.lock.is_mine:
             raise LLMException("finalize was called from a signal handler that interrupted a call of this cluster",
@@ -111,6 +115,9 @@ class LLMDataDist(Uncopyable):
             watch.abandon()
         else:
             watch.close()
+            if not cluster.is_closed:
+                cluster.refuse_new_calls()
+            pushes.close(cluster.settings.sync_kv_timeout_ms)
         try:
             if not cluster.is_forked:
                 cluster.shut()        # before the links go: a pull of another thread is not told "not linked"
@@ -120,7 +127,7 @@ class LLMDataDist(Uncopyable):
         finally:
             cluster.close()
         # Interrupted before this, finalize can be called again and goes on where it was.
-        self._cluster = self._links = self._watch = self._manager = None
+        self._cluster = self._links = self._watch = self._pushes = self._manager = None
         if LLMDataDist.llm_engine_instance is self:
             LLMDataDist.llm_engine_instance = None
         return left

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
 
 from shmkv import _copy, _pull, local_copy, transfer
 from shmkv._pull import PreparedPull
+from shmkv.async_calls import AsyncCalls
 from shmkv.block_calls import BlockCalls
 from shmkv.cache_arguments import (
     check_allocation,
@@ -42,8 +42,8 @@ from shmkv.operator_calls import OperatorCalls
 from shmkv.own_cache import OwnCache
 from shmkv.pull_arguments import LastPull, PullRequest, check_device, check_usable_key
 from shmkv.pull_failure import PullKey
+from shmkv.push_calls import PushCalls
 from shmkv.registered import RegisteredCache
-from shmkv.stream_calls import StreamCalls
 from shmkv.tensor import Tensor, TensorDesc
 from shmkv.types import CacheDesc, LLMRole
 from shmkv.view_calls import ViewCalls
@@ -51,7 +51,7 @@ from shmkv.view_calls import ViewCalls
 ANY_KEY = CacheKeyByIdAndIndex(0, 0)
 
 
-class KvCacheManager(BlockCalls, MemoryCalls, ViewCalls, StreamCalls, OperatorCalls):
+class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, AsyncCalls, OperatorCalls):
     """Caches of one initialised LLMDataDist; got by `LLMDataDist.kv_cache_manager`. Calls are safe from any thread."""
 
     @staticmethod
@@ -213,8 +213,8 @@ class KvCacheManager(BlockCalls, MemoryCalls, ViewCalls, StreamCalls, OperatorCa
         were given a `kv_tensor_format` and the two differ, that is logged once a link, or with `strict_format` an LLMParamError.
 
         A key that is not there, or not published yet, is answered at once. With ``wait=True`` it is waited for, and tensors are
-        copied as they are published, until `timeout_ms` (uint32, None = sync_kv_timeout; for pulls that wait only) is over. A key
-        that ends meanwhile is answered at once, and so is a lost peer. The key is marked as pulled at the end.
+        copied as they are published, until `timeout_ms` (from 1 on, None = sync_kv_timeout; for pulls that wait only) is over. A
+        key that ends meanwhile is answered at once, and so is a lost peer. The key is marked as pulled at the end.
 
         Raises:
             LLMParamError: an argument, or source and destination that do not fit each other.
@@ -327,16 +327,6 @@ class KvCacheManager(BlockCalls, MemoryCalls, ViewCalls, StreamCalls, OperatorCa
             local_copy.copy_row(self._cluster, source, target, src_batch_index, dst_batch_index, offset, size)
         finally:
             source.local.leave()
-
-    # -- not in this version ----------------------------------------------------------------------------------------
-
-    def transfer_cache_async(self, *_: object, **__: object) -> NoReturn:
-        """Not in this version: LLM_FEATURE_NOT_ENABLED."""
-        self._refuse("transfer_cache_async", LLMRole.PROMPT)
-
-    def _refuse(self, what: str, *roles: LLMRole) -> NoReturn:
-        self._check_role(what, *roles)
-        raise LLMException(f"{what} is not part of this version of shmkv", status_code=LLMStatusCode.LLM_FEATURE_NOT_ENABLED)
 
     # -- reading ----------------------------------------------------------------------------------------------------
 

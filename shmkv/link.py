@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from shmkv import _acceptor, _link, _link_record, _members, segment
+from shmkv import _link, _link_record, _members, segment
 from shmkv._layout import LINKS_LIMIT, VERSION
 from shmkv._link_handle import LinkHandle
 from shmkv._mapping import Region
 from shmkv._mutex import Mutex
+from shmkv.accepted import AcceptedLinks
 from shmkv.cluster import Cluster
 from shmkv.cluster_info import LLMClusterInfo
 from shmkv.errors import LLMException, LLMStatusCode, link_busy
@@ -38,7 +39,7 @@ class Links:
         self._handles: dict[int, LinkHandle | None] = {}
         self._closing: list[LinkHandle] = []        # removed by force, a thread may still be inside
         self._linking = Mutex(busy=link_busy)       # one link call at a time
-        self.removed_here: dict[int, int] = {}      # own link record -> serial of the last link that this side removed there
+        self.accepted = AcceptedLinks(cluster)      # those that others made to this cluster
         self.last_failure: dict[int, str] = {}      # why the last try to link to a cluster failed, for messages
         self._on_removed: Callable[[LinkHandle], object] = _nobody
 
@@ -238,10 +239,12 @@ class Links:
         namespace = self._cluster.namespace
         claimed: list[int] = []             # from the moment on that it is ours
         try:
-            slot = _link_record.claim(directory, namespace.life_fd, namespace.table, sides, claimed)
+            slot = _link_record.claim(directory, namespace.life_fd, namespace.table, sides, claimed,
+                                       self._cluster.link_records)
             if slot is None and _link_record.links_reserved(directory) < LINKS_LIMIT:
                 _reserve_links(directory, path)
-                slot = _link_record.claim(directory, namespace.life_fd, namespace.table, sides, claimed)
+                slot = _link_record.claim(directory, namespace.life_fd, namespace.table, sides, claimed,
+                                           self._cluster.link_records)
             if slot is None:
                 self.note_failure(member.cluster_id, f"cluster {member.cluster_id} has {LINKS_LIMIT} living links already")
                 return LLMStatusCode.LLM_PARAM_INVALID
@@ -249,6 +252,7 @@ class Links:
         except BaseException:
             for slot in claimed:
                 _link_record.abandon(directory, slot)
+                self._cluster.link_records.discard((directory, slot))
             raise
         self.last_failure.pop(member.cluster_id, None)
         return OK
@@ -258,7 +262,6 @@ class Links:
         prefix = f"{segment.SHM_DIR}/{segment_prefix(namespace.name, member.incarnation)}".encode()
         handle = LinkHandle(directory, namespace.table, namespace.life_fd, slot, prefix,
                             self._cluster.settings.copy == "pread")
-        self._cluster.link_records.add((handle.directory, handle.slot))
         self._handles[member.cluster_id] = handle
 
     # -- unlink -----------------------------------------------------------------------------------------------------
@@ -273,7 +276,7 @@ class Links:
 
     def _unlink(self, cluster_id: int, deadline: float, force: bool) -> LLMStatusCode:
         if cluster_id not in self._handles:
-            return self._unlink_incoming(cluster_id, deadline, force)
+            return self.accepted.unlink(cluster_id, deadline, force)
         handle = self._handles[cluster_id]
         if handle is not None and handle.look() == _link.ENDED:
             self._forget_removed(cluster_id)
@@ -299,30 +302,6 @@ class Links:
             handle.mark_closing(False)
         return status not in (_link.TIMEOUT, _link.BUSY)
 
-    def _unlink_incoming(self, cluster_id: int, deadline: float, force: bool) -> LLMStatusCode:
-        """A cluster that only was linked to removes the link from its own directory."""
-        region = self._cluster.directory.region
-        links = _link_record.find(region, cluster_id)
-        namespace = self._cluster.namespace
-        for slot, serial in links:
-            left_ms = 0 if force else max(0, int((deadline - time.monotonic()) * 1000))
-            self.removed_here[slot] = serial        # before: as with is_closing
-            removed = False
-            try:
-                removed = _acceptor.remove(region, slot, serial, namespace.life_fd, namespace.table, left_ms, force)
-            finally:
-                if not removed:
-                    del self.removed_here[slot]
-                self._wake_readers()
-            if not removed:
-                return LLMStatusCode.LLM_LINK_BUSY
-        return OK if links else LLMStatusCode.LLM_NOT_YET_LINK
-
-    def _wake_readers(self) -> None:
-        """Those who wait for keys and rows of this cluster see whether it is their link that was removed."""
-        with self._cluster.lock:
-            self._cluster.directory.wake_all()
-
     def _sweep_closing(self) -> None:
         """Close our side of removed links once no thread is inside; the record can be used again then."""
         for handle in list(self._closing):
@@ -346,6 +325,7 @@ class Links:
         while any(handle.users for handle in self._closing) and time.monotonic() < deadline:
             time.sleep(0.001)               # they end at their next look; until then others are told "not linked"
         self._sweep_closing()
+        self.accepted.close(self._cluster.settings.sync_kv_timeout_ms)
 
 
 def _nobody(_: LinkHandle) -> None:

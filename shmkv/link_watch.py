@@ -230,7 +230,7 @@ class _Monitor:
                  for slot, serial, cluster_id, member_slot, incarnation in _link_record.living(self._region)}
         for slot, serial in self._incoming.keys() - found.keys():
             peer = self._incoming.pop((slot, serial))
-            removed_here = self._links.removed_here.get(slot) == serial
+            removed_here = self._links.accepted.removed_here.get(slot) == serial
             yield peer, "" if removed_here else self._why_ended(slot, serial, peer)
         for key, (cluster_id, member_slot, incarnation) in found.items():
             if key not in self._incoming:

@@ -14,6 +14,7 @@ from shmkv.kv_cache import KvCache, make_view, row_shape, view_of
 from shmkv.link import Links
 from shmkv.link_watch import LinkWatch
 from shmkv.own_cache import OwnCache
+from shmkv.push import Pushes
 from shmkv.registered import RegisteredCache
 from shmkv.types import LLMRole
 from shmkv.waiting import Waits
@@ -22,11 +23,12 @@ from shmkv.waiting import Waits
 class ManagerBase(Uncopyable):
     """Without public calls but one; the others are in the classes derived from it."""
 
-    def __init__(self, cluster: Cluster, links: Links, watch: LinkWatch) -> None:
+    def __init__(self, cluster: Cluster, links: Links, watch: LinkWatch, pushes: Pushes) -> None:
         self._cluster = cluster
         self._links = links
         self._watch = watch
         self._waits = Waits(cluster, links)
+        self._pushes = pushes
 
     def is_initialized(self) -> bool:
         """False after finalize and in a forked child."""

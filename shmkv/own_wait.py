@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import time
 
-from shmkv import _flow, _lookup, _plan, _wait
+from shmkv import _flow, _link, _lookup, _plan, _wait
 from shmkv._local import LocalCache
 from shmkv.cluster import Cluster
 from shmkv.keys import BlocksCacheKey, CacheKey
@@ -17,8 +17,9 @@ Found = tuple[OwnCache, int, int]
 class OwnWait(_wait.EventWait):
     """The loop: look under the owner's lock, sleep without it."""
 
-    def __init__(self, cluster: Cluster, key: SourceKey, timeout_ms: int) -> None:
+    def __init__(self, cluster: Cluster, key: SourceKey, timeout_ms: int, waits: bool = True) -> None:
         super().__init__(cluster.directory.region)
+        self._waits = waits
         self._cluster = cluster
         self._key = key
         self._deadline = time.monotonic_ns() + timeout_ms * 1_000_000
@@ -36,11 +37,13 @@ class OwnWait(_wait.EventWait):
             while True:
                 self.see()
                 if self.is_cancelled:
-                    return int(_wait.CANCELLED)
+                    return int(_link.CANCELLED)
                 with self._cluster.lock:
                     status, word = self._look(first, end)
-                if status != _lookup.UNPUBLISHED:
+                if status != _lookup.UNPUBLISHED or not self._waits:
                     return status
+                if turn_ns == 0:
+                    return int(_wait.NOT_YET)
                 if word != self._word:
                     self._count_in(word)
                     continue
@@ -62,7 +65,8 @@ class OwnWait(_wait.EventWait):
         """UNPUBLISHED with the word to sleep on, or what to answer."""
         found = self._find()
         if isinstance(found, int):
-            return (found, -1) if self._found is not None else (int(_lookup.UNPUBLISHED), -1)
+            is_final = self._found is not None or not self._waits
+            return (found, -1) if is_final else (int(_lookup.UNPUBLISHED), -1)
         cache, row, word = found
         if self._found is not None and self._found[2] >> 8 != word >> 8:       # another binding
             return int(_lookup.REMOVED), -1
@@ -97,8 +101,8 @@ class OwnRowFlow(OwnWait):
     """A pull that waits, piece by piece as `_flow.RowFlow` does, or (`piece` 0) as one pull when all is there."""
 
     def __init__(self, cluster: Cluster, key: PullKey, dst: LocalCache, select: Select, consumes: bool, timeout_ms: int,
-                 piece: int = 0) -> None:
-        super().__init__(cluster, key, timeout_ms)
+                 piece: int = 0, waits: bool = True) -> None:
+        super().__init__(cluster, key, timeout_ms, waits)
         self._pull_key = key
         self._dst = dst
         self._select = select

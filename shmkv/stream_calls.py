@@ -26,31 +26,43 @@ class LayerPull:
     def __init__(self, waiting: Waiting, first_layer: int) -> None:
         self._waiting = waiting
         self._next = first_layer
-        self._is_over = False
+        self.is_over = False                # no more layers come
 
     def __iter__(self) -> Iterator[int]:
         return self
 
     def __next__(self) -> int:
-        if self._is_over:
+        if self.is_over:
             raise StopIteration
-        self._step(NEVER_NS)
-        self._next += 1
-        return self._next - 1
+        self.step(NEVER_NS)
+        return self.take()
 
-    def _step(self, turn_ns: int) -> int:
+    def step(self, turn_ns: int) -> int:
         """One turn of the wait for the next layer: `_wait.NOT_YET`, or something else when it is there."""
         try:
             status = self._waiting.step(turn_ns)
         except Exception:
-            self._is_over = True
+            self.is_over = True
             raise
-        self._is_over = status == 0
+        self.is_over = status == 0
         return status
+
+    def take(self) -> int:
+        """The layer that has just come."""
+        self._next += 1
+        return self._next - 1
+
+    def ask_for_turn(self) -> None:
+        """The thread is wanted for another wait."""
+        self._waiting.ask_for_turn()
+
+    def cancel(self) -> None:
+        """As `close`, from another thread than the one that waits."""
+        self.close()
 
     def close(self) -> None:
         """No more layers; twice is no error."""
-        self._is_over = True
+        self.is_over = True
         self._waiting.close()
 
     def __enter__(self) -> LayerPull:
@@ -101,7 +113,8 @@ class StreamCalls(ManagerBase):
 
     def wait_for_key(self, key: SourceKey, timeout_ms: int | None = None) -> None:
         """Return when the key (CacheKey, CacheKeyByIdAndIndex, BlocksCacheKey) is bound and all tensors behind it are published, of
-        a linked cluster or of the own one. `timeout_ms`: uint32, None = sync_kv_timeout. Nothing is pinned: it may go right after.
+        a linked cluster or of the own one. Nothing is pinned: it may go right after. `timeout_ms`: 1 to 2**32 - 1, None =
+        sync_kv_timeout.
 
         Raises:
             LLMException: LLM_WAIT_PROCESS_TIMEOUT at the end of `timeout_ms`. At once, when it will not come:
@@ -125,7 +138,7 @@ class StreamCalls(ManagerBase):
         row `batch_index`. The key need not be bound yet. Each layer counts as a partial pull of its own: after all of them a
         request key is consumed, after some of them those are covered.
 
-        One deadline for all, from this call on: `timeout_ms` (uint32), None = sync_kv_timeout.
+        One deadline for all, from this call on: `timeout_ms` (1 to 2**32 - 1), None = sync_kv_timeout.
 
         Raises:
             LLMParamError: an argument.
@@ -146,15 +159,15 @@ class StreamCalls(ManagerBase):
         finally:
             waiting.close()
 
-    def _row_wait(self, request: PullRequest, timeout_ms: int | None, piece: int = 0) -> Waiting:
+    def _row_wait(self, request: PullRequest, timeout_ms: int | None, piece: int = 0, waits: bool = True) -> Waiting:
         own = self._usable(request.kv_cache)
         return self._waits.for_row(request.cache_key, own.local, own.desc, request.select, request.consumes,
-                                   self._wait_ms(timeout_ms), piece)
+                                   self._wait_ms(timeout_ms), piece, waits)
 
     def _wait_ms(self, timeout_ms: int | None) -> int:
         if timeout_ms is None:
             return self._cluster.settings.sync_kv_timeout_ms
-        return check_uint32("timeout_ms", timeout_ms)
+        return check_positive("timeout_ms", check_uint32("timeout_ms", timeout_ms))
 
     def layer_publisher(self, cache: KvCache, rows: Iterable[int] | None = None,
                         tensor_num_per_layer: int = 2) -> LayerPublisher:

@@ -26,7 +26,7 @@ from shmkv.pull_failure import PullKey, Select, SourceKey, code_of, failure, sen
 from shmkv.types import CacheDesc, DataType
 
 NEVER_NS = 2**63 - 1
-NOW_NS = 0
+NOW_NS = 0                      # of a turn: only a look
 SOON_NS = 25_000_000            # a little more than the time between two looks of an owner for dead readers
 NO_DESC = CacheDesc(1, [1], DataType.DT_INT8)
 NO_SELECT: Select = (-1, 0, 0, 0, 0, 0, -1, 0, -1, 0)
@@ -70,7 +70,7 @@ class Waits:
         return Waiting(self, wait, handle, key, timeout_ms, "wait for", NO_DESC, NO_SELECT)
 
     def for_row(self, key: PullKey, dst: LocalCache, desc: CacheDesc, select: Select, consumes: bool, timeout_ms: int,
-                piece: int = 0) -> Waiting:
+                piece: int = 0, waits: bool = True) -> Waiting:
         """A pull that waits; arguments as for `transfer.pull` and `_flow.RowFlow`."""
         handle = self._links.handle(key.cluster_id)
         if handle is None and key.cluster_id != self._cluster.cluster_id:
@@ -78,10 +78,10 @@ class Waits:
             raise self._failure(status, key, "pull of", desc, select)
         wait: Runs
         if handle is None:
-            wait = OwnRowFlow(self._cluster, key, dst, select, consumes, timeout_ms, piece)
+            wait = OwnRowFlow(self._cluster, key, dst, select, consumes, timeout_ms, piece, waits)
         else:
             limit = self._cluster.settings.max_leases
-            wait = RowFlow(handle, dst, key.packed, select, consumes, timeout_ms, limit, piece)
+            wait = RowFlow(handle, dst, key.packed, select, consumes, timeout_ms, limit, piece, waits)
         return Waiting(self, wait, handle, key, timeout_ms, "pull of", desc, select)
 
     # -- running ----------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class Waits:
         deadline = time.monotonic_ns() + wait_ms * 1_000_000
         wait = _wait.EventWait(self._cluster.directory.region)
         self.add(wait, None)
-        status, is_counted = 0, False
+        status, is_counted = _wait.NOT_YET, False
         try:
             while True:
                 wait.see()
@@ -122,7 +122,7 @@ class Waits:
                     wait.count_in_for_memory()
                     continue
                 status = wait.sleep(deadline, self._next_look_ns(status), self._are_readers_watched())
-                if status == _wait.CANCELLED:
+                if status == _link.CANCELLED:
                     self._cluster.check_usable()
         finally:
             wait.count_out()
@@ -176,7 +176,7 @@ class Waits:
 
     def failure(self, status: int, waiting: Waiting) -> LLMException:
         """The exception (not raised) for a wait that was answered `status`."""
-        if status == _wait.CANCELLED:
+        if status == _link.CANCELLED:
             self._cluster.check_usable()
             status = (0 if waiting.handle is None else waiting.handle.look()) or _link.BUSY
         if status == _link.TIMEOUT:
@@ -227,6 +227,14 @@ class Waiting:
         if getattr(self.wait, "is_found", False):
             return f"{peer} has bound it, but not published all of its tensors"
         return f"{peer} has no such key or row"
+
+    def ask_for_turn(self) -> None:
+        """The thread that is inside is wanted for another wait."""
+        self.wait.ask_for_turn()
+
+    def cancel(self) -> None:
+        """A thread that is inside ends at its next look."""
+        self.wait.cancel()
 
     def close(self) -> None:
         """Give back what is held; a thread that is inside ends at its next look."""

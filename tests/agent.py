@@ -21,6 +21,7 @@ from typing import Any
 import cache_bytes
 import numpy as np
 import reference
+from agent_pushes import PushAgent
 
 import shmkv
 
@@ -52,10 +53,11 @@ def _links(result: tuple[Any, list[Any]]) -> list[Any]:
     return [overall.name, [status.name for status in each]]
 
 
-class Agent:
+class Agent(PushAgent):
     """One method a command; caches are called by names that the test chose."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.dist: Any = None
         self.caches: dict[str, Any] = {}
 

@@ -3,6 +3,9 @@
 There is one cache slot and one row. The key of cache generation G is row generation G: a convenience of the
 model, which the readers do not use. A reader by key looks at row and cache, a reader by id at the cache
 alone.
+
+A push is a reader by id that writes: "copies" writes to whatever cache is in the memory, the promises are the
+same, and its hazard stands in the record of the link that the owner made.
 """
 
 from __future__ import annotations

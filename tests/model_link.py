@@ -4,10 +4,12 @@ The slot lies in the directory of process A, which is side 0 of every link in it
 runs two threads. C and D come later and want the same slot; whoever links holds the cold byte. The word is
 reduced to FREE or a side here: `model_lock` has the rest of it.
 
-The flags bear no serial, so three things are done under a mutex of the process: a call counts itself in; the
-acceptor opens its side, looks at the link again, and closes at once if it is over; a call counts itself out,
-and the one that leaves nobody behind looks at the link and closes if it is over. A closed handle lets no call
-in.
+The flags bear no serial. The initiator's is set as long as it has the link; so under a mutex of the process a
+call counts itself in, and counts itself out, and the one that leaves nobody behind looks at the link and
+closes if it is over and the acceptor's side is closed. A closed handle lets no call in. The acceptor's is a
+count of the threads that may use the record: each opens, looks whether the link is the one that it means, and
+shuts at once if not, else after its call. So a thread that comes late with an old serial does no harm to those
+who use the new one.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ NAMES = "ABCD"
 NOBODY = -1
 HOLDING = {"look_at_link", "set_hazard", "copy", "lease", "clear_hazard", "remove", "release"}
 HAZARDOUS = {"copy", "lease", "clear_hazard"}
-LOCKED = {"open_side", "look_again", "undo", "last_look", "close"}
+LOCKED = {"last_look", "look_at_peer", "close"}
 CALLS = {
     A: ("push", "push force_unlink"),
     B: ("pull view", "unlink force_unlink"),
@@ -37,7 +39,7 @@ class Slot(NamedTuple):
 
     serial: int = 1
     link: str = "LIVE"
-    opened: tuple[bool, ...] = (False, True)
+    opened: tuple[int, ...] = (0, 1)  # of side 0: how many threads of the acceptor may use it
     initiator: int = B
     hazards: tuple[bool, ...] = (False, False)
     lease: bool = False  # of side 1: a hazard that lasts, here a view
@@ -47,6 +49,7 @@ class Slot(NamedTuple):
 class Thread(NamedTuple):
     pc: str = "idle"
     call: str = ""
+    serial: int = 0  # of the acceptor: the link that the call means
 
 
 class Process(NamedTuple):
@@ -54,7 +57,7 @@ class Process(NamedTuple):
 
     threads: tuple[Thread, ...] = (Thread(),)
     alive: bool = True
-    mine: int = 0  # serial of the link it has open; 0: none
+    mine: int = 0  # of an initiator: serial of the link it has open; 0: none
     users: int = 0
     closed: bool = False
     view: bool = False
@@ -82,6 +85,8 @@ class LinkModel:
     reuse_ignores_hazards: bool = False
     reads_hazards_before_flags: bool = False
     acceptor_does_not_look_again: bool = False
+    acceptor_opens_by_flag: bool = False
+    initiator_closes_under_push: bool = False
     closes_outside_mutex: bool = False
     opens_before_naming: bool = False
     dead_link_stays_live: bool = False
@@ -97,7 +102,7 @@ class LinkModel:
     @property
     def promises(self) -> tuple[Promise, ...]:
         return (_open_side_keeps_its_record, _hazard_is_not_wiped, _acceptor_uses_its_own_link,
-                _word_is_not_reset, _live_link_has_its_initiator)  # fmt: skip
+                _word_is_not_reset, _live_link_has_its_initiator, _initiator_sees_hazards)  # fmt: skip
 
     def steps(self, world: World) -> Moves:
         for who, process in enumerate(world.processes):
@@ -119,46 +124,40 @@ class LinkModel:
 
     def _idle(self, world: World, who: int, index: int) -> Moves:
         process, slot = world.processes[who], world.slot
-        if self._mutex_is_taken(process):
-            return
-        if who == A and not process.mine:
-            if self.acceptor_acts and slot.link == "LIVE":
-                yield "first push", _pc(_process(world, A, mine=slot.serial), A, index, "open_side", "push")
-        elif not process.closed:
+        if who == A:
+            for call in CALLS[A][index].split() if self.acceptor_acts and slot.link == "LIVE" else ():
+                pc = "force" if call == "force_unlink" else "open_side"
+                yield call, _pc(world, A, index, pc, call, slot.serial)
+        elif not self._mutex_is_taken(process) and not process.closed:
             counted = _process(world, who, users=process.users + 1)
             for call in CALLS[who][index].split():
                 yield call, _pc(counted, who, index, "force" if call == "force_unlink" else "take", call)
 
     def _open_side(self, world: World, who: int, index: int) -> Moves:
-        world = _slot(world, opened=(True, world.slot.opened[1]))
-        if self.acceptor_does_not_look_again:
-            yield "opens its side", _pc(_process(world, who, users=1), who, index, "take")
-        else:
-            yield "opens its side", _pc(world, who, index, "look_again")
+        count = 1 if self.acceptor_opens_by_flag else world.slot.opened[0] + 1
+        pc = "take" if self.acceptor_does_not_look_again else "look_again"
+        yield "opens its side", _pc(_slot(world, opened=(count, world.slot.opened[1])), who, index, pc)
 
     def _look_again(self, world: World, who: int, index: int) -> Moves:
-        if _is_live(world, who):
-            yield "looks again", _pc(_process(world, who, users=1), who, index, "take")
-        else:
-            yield "looks again", _pc(world, who, index, "undo")
+        yield "looks again", _pc(world, who, index, "take" if _is_live(world, who, index) else "shut_side")
 
-    def _undo(self, world: World, who: int, index: int) -> Moves:
-        world = _slot(_process(world, who, mine=0), opened=(False, world.slot.opened[1]))
-        yield "closes its side again", _pc(world, who, index, "idle")
+    def _shut_side(self, world: World, who: int, index: int) -> Moves:
+        count = 0 if self.acceptor_opens_by_flag else world.slot.opened[0] - 1
+        yield "shuts its side", _pc(_slot(world, opened=(count, world.slot.opened[1])), who, index, "idle")
 
     def _take(self, world: World, who: int, index: int) -> Moves:
         slot, side = world.slot, _side(who)
         holder = slot.initiator if slot.word == 1 else A
         if slot.word == NOBODY:
             yield "takes", _pc(_slot(world, word=side), who, index, "look_at_link")
-        elif not _is_live(world, who):
-            yield "link is gone", _pc(world, who, index, "leave")
+        elif not _is_live(world, who, index):
+            yield "link is gone", _pc(world, who, index, _after_call(who))
         elif slot.word != side and not world.processes[holder].alive:
-            yield "declares BROKEN", _pc(_slot(world, link="BROKEN"), who, index, "leave")
+            yield "declares BROKEN", _pc(_slot(world, link="BROKEN"), who, index, _after_call(who))
 
     def _look_at_link(self, world: World, who: int, index: int) -> Moves:
         inside = "remove" if world.processes[who].threads[index].call == "unlink" else "set_hazard"
-        yield "looks at the link", _pc(world, who, index, inside if _is_live(world, who) else "release")
+        yield "looks at the link", _pc(world, who, index, inside if _is_live(world, who, index) else "release")
 
     def _set_hazard(self, world: World, who: int, index: int) -> Moves:
         yield "sets hazard", _pc(_hazard(world, _side(who), True), who, index, "copy")
@@ -177,13 +176,13 @@ class LinkModel:
         yield "clears hazard", _pc(_hazard(world, _side(who), False), who, index, "release")
 
     def _remove(self, world: World, who: int, index: int) -> Moves:
-        yield "unlink", _pc(_remove_link(world, who), who, index, "release")
+        yield "unlink", _pc(_remove_link(world, who, index), who, index, "release")
 
     def _force(self, world: World, who: int, index: int) -> Moves:
-        yield "force_unlink", _pc(_remove_link(world, who), who, index, "leave")
+        yield "force_unlink", _pc(_remove_link(world, who, index), who, index, "idle" if who == A else "leave")
 
     def _release(self, world: World, who: int, index: int) -> Moves:
-        yield "releases", _pc(_slot(world, word=NOBODY), who, index, "leave")
+        yield "releases", _pc(_slot(world, word=NOBODY), who, index, _after_call(who))
 
     def _leave(self, world: World, who: int, index: int) -> Moves:
         process = world.processes[who]
@@ -192,11 +191,16 @@ class LinkModel:
             yield "counts out", _pc(_process(world, who, users=process.users - 1), who, index, pc)
 
     def _last_look(self, world: World, who: int, index: int) -> Moves:
-        yield "last look", _pc(world, who, index, "idle" if _is_live(world, who) else "close")
+        over = "close" if self.initiator_closes_under_push else "look_at_peer"
+        yield "last look", _pc(world, who, index, "idle" if _is_live(world, who, index) else over)
+
+    def _look_at_peer(self, world: World, who: int, index: int) -> Moves:
+        """While the acceptor may name a cache of ours, the record stays among those that we look at."""
+        busy = world.processes[A].alive and (world.slot.opened[0] or world.slot.hazards[0])
+        yield "looks at the peer's side", _pc(world, who, index, "idle" if busy else "close")
 
     def _close(self, world: World, who: int, index: int) -> Moves:
-        world = _slot(world, opened=put(world.slot.opened, _side(who), False))
-        world = _process(world, who, closed=True) if who != A else _process(world, A, mine=0)
+        world = _process(_slot(world, opened=(world.slot.opened[0], 0)), who, closed=True)
         yield "closes its side", _pc(world, who, index, "idle")
 
     def _mutex_is_taken(self, process: Process) -> bool:
@@ -224,7 +228,7 @@ class LinkModel:
         """A dead side counts as closed and is closed here; side 0 is the owner of the directory itself."""
         slot = world.slot
         if slot.opened[1] and not self._initiator_lives(world):
-            yield "closes for the dead side", _slot(world, opened=(slot.opened[0], False))
+            yield "closes for the dead side", _slot(world, opened=(slot.opened[0], 0))
         elif any(slot.opened):
             yield "a side is open", _give_way(world, who)
         else:
@@ -264,7 +268,7 @@ class LinkModel:
 
     def _open_initiator(self, world: World, who: int, index: int) -> Moves:
         pc = "name_initiator" if self.opens_before_naming else "go_live"
-        yield "opens its side", _pc(_slot(world, opened=(world.slot.opened[0], True)), who, index, pc)
+        yield "opens its side", _pc(_slot(world, opened=(world.slot.opened[0], 1)), who, index, pc)
 
     def _go_live(self, world: World, who: int, index: int) -> Moves:
         world = _process(_slot(world, link="LIVE"), who, mine=world.slot.serial)
@@ -275,8 +279,18 @@ def _side(who: int) -> int:
     return 0 if who == A else 1
 
 
-def _is_live(world: World, who: int) -> bool:
-    return (world.slot.serial, world.slot.link) == (world.processes[who].mine, "LIVE")
+def _after_call(who: int) -> str:
+    return "shut_side" if who == A else "leave"
+
+
+def _serial(world: World, who: int, index: int) -> int:
+    """Of the link that a thread means."""
+    process = world.processes[who]
+    return process.threads[index].serial if who == A else process.mine
+
+
+def _is_live(world: World, who: int, index: int) -> bool:
+    return (world.slot.serial, world.slot.link) == (_serial(world, who, index), "LIVE")
 
 
 def _slot(world: World, **fields: Any) -> World:
@@ -287,18 +301,19 @@ def _process(world: World, who: int, **fields: Any) -> World:
     return world._replace(processes=put(world.processes, who, world.processes[who]._replace(**fields)))
 
 
-def _pc(world: World, who: int, index: int, pc: str, call: str = "") -> World:
+def _pc(world: World, who: int, index: int, pc: str, call: str = "", serial: int = 0) -> World:
     threads = world.processes[who].threads
-    call = "" if pc in ("idle", "leave") else call or threads[index].call
-    return _process(world, who, threads=put(threads, index, Thread(pc, call)))
+    call = "" if pc in ("idle", "leave", "shut_side") else call or threads[index].call
+    serial = 0 if pc in ("idle", "shut_side") else serial or threads[index].serial
+    return _process(world, who, threads=put(threads, index, Thread(pc, call, serial)))
 
 
 def _hazard(world: World, side: int, value: bool) -> World:
     return _slot(world, hazards=put(world.slot.hazards, side, value))
 
 
-def _remove_link(world: World, who: int) -> World:
-    return _slot(world, link="REMOVED") if _is_live(world, who) else world
+def _remove_link(world: World, who: int, index: int) -> World:
+    return _slot(world, link="REMOVED") if _is_live(world, who, index) else world
 
 
 def _give_way(world: World, who: int) -> World:
@@ -328,9 +343,9 @@ def _hazard_is_not_wiped(world: World) -> bool:
 def _acceptor_uses_its_own_link(world: World) -> bool:
     """While a call of the acceptor holds the word, its side is open and the slot is the link that it
     looked up."""
-    owner, slot = world.processes[A], world.slot
-    holds = any(thread.pc in HOLDING for thread in owner.threads)
-    return not holds or (slot.opened[0] and slot.serial == owner.mine)
+    slot = world.slot
+    return all(slot.opened[0] and slot.serial == thread.serial
+               for thread in world.processes[A].threads if thread.pc in HOLDING)  # fmt: skip
 
 
 def _word_is_not_reset(world: World) -> bool:
@@ -342,6 +357,17 @@ def _word_is_not_reset(world: World) -> bool:
 def _live_link_has_its_initiator(world: World) -> bool:
     """A LIVE link has its initiator's side open, dead or not."""
     return world.slot.link != "LIVE" or world.slot.opened[1]
+
+
+def _initiator_sees_hazards(world: World) -> bool:
+    """While a call of the acceptor may write into a cache of the initiator that it linked with, this one, if it
+    lives, still looks at the record before it frees any."""
+    for thread in world.processes[A].threads:
+        if thread.pc in HAZARDOUS:
+            for process in world.processes[B:]:
+                if process.alive and process.mine == thread.serial and process.closed:
+                    return False
+    return True
 
 
 def slot_serves(world: World) -> bool:

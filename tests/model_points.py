@@ -56,6 +56,8 @@ POINTS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "leave": (("members", "0", "clears record"), ("members", "0", "drops life byte"), ("members", "0", "unlinks life file")),
     "sweep": (("members", "2", "sweeps a segment"), ("members", "2", "clears a record"), ("members", "2", "purges a segment")),
     "link": (("link", "C", "claims"), ("link", "C", "wipes hazards"), ("link", "C", "names itself"),
-             ("link", "C", "opens its side"), ("link", "C", "goes LIVE"), ("link", "A", "opens its side")),
+             ("link", "C", "opens its side"), ("link", "C", "goes LIVE")),
+    "push": (("link", "A", "opens its side"), ("link", "A", "takes"), ("link", "A", "sets hazard"), ("link", "A", "copies"),
+             ("link", "A", "clears hazard"), ("link", "A", "releases"), ("link", "A", "shuts its side")),
     "unlink link": (("link", "B", "unlink"), ("link", "B", "force_unlink"), ("link", "B", "closes its side")),
 }

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orders_links import SCENARIOS as LINKS
+from orders_pushes import SCENARIOS as PUSHES
 from orders_rows import SCENARIOS as ROWS
 from orders_tables import SCENARIOS as TABLES
 from orders_waits import SCENARIOS as WAITS
 from weak_memory import Scenario
 
-SCENARIOS: Sequence[Scenario] = (*ROWS, *LINKS, *TABLES, *WAITS)
+SCENARIOS: Sequence[Scenario] = (*ROWS, *LINKS, *PUSHES, *TABLES, *WAITS)
 
 
 def _all(reason: str, *sites: str) -> dict[str, str]:
@@ -24,7 +25,7 @@ def _all(reason: str, *sites: str) -> dict[str, str]:
 #: No scenario: the order means nothing, or the access is not shared.
 EXEMPT: dict[str, str] = {
     **_all("relaxed already: a number of this side for statistics, or of this process",
-           "_core:pull_now:add64_relaxed#1", "_core:finish:add32_relaxed#1",
+           "_core:pull_now:add64_relaxed#1", "_core:finish:add32_relaxed#1", "_push:push_now:add64_relaxed#1",
            "_directory:note_use:add32_relaxed#1", "_local:__cinit__:add64_relaxed#1", "_members:count_join:add32_relaxed#1"),
     **_all("a directory that nobody can read yet: its header is published last",
            "_directory:__init__:store32_release#1", "_index:__init__:exchange64_seq#1"),
@@ -32,8 +33,7 @@ EXEMPT: dict[str, str] = {
            "_link_record:claim:add64_relaxed#1", "_directory:reaped_count:load64_acquire#1"),
     **_all("what is loaded is only compared by the swap that follows, on the same word",
            "_futex:word_try:load32_acquire#1", "_futex:word_wait_slice:load32_acquire#1", "_futex:word_give_up:load32_acquire#1",
-           "_futex:word_release:load32_acquire#1", "_link_record:claim:load64_seq#1", "_link_record:abandon:load64_seq#1",
-           "_acceptor:take_word_of_acceptor:load64_seq#1"),
+           "_futex:word_release:load32_acquire#1", "_link_record:claim:load64_seq#1", "_link_record:abandon:load64_seq#1"),
     **_all("changes nothing but the word itself, which the kernel compares before it lets anybody sleep",
            "_futex:word_wait_slice:swap32_seq#1", "_futex:word_give_up:swap32_seq#1", "_futex:word_give_up:swap32_seq#2"),
     **_all("a status that is answered, with nothing read behind it: late is as good as not yet",
@@ -41,7 +41,7 @@ EXEMPT: dict[str, str] = {
            "_link_record:side_lives:load64_acquire#1", "_members:directory_is_open:load32_acquire#1",
            "_pull:check:load32_acquire#1",
            "_link:link_enter:load32_acquire#1", "_link_handle:is_closing:load32_acquire#1",
-           "_link_handle:mark_closing:store32_release#1"),
+           "_link_handle:mark_closing:store32_release#1", "_acceptor:end:store32_release#1", "_acceptor:end:store32_release#2"),
     **_all("a call that was refused: it has touched nothing", "_link:link_enter:add32_seq#2"),
     **_all("under the cold lock, whose system calls order more",
            "_members:clear:store64_release#1",
@@ -55,6 +55,9 @@ EXEMPT: dict[str, str] = {
            "_local:count_in:add32_seq#1"),
     **_all("a count of this process; who has one more holds one already, and the last one unmaps and loads nothing",
            "_attached:mapped_hold:add32_seq#1", "_attached:mapped_give:add32_seq#1"),
+    **_all("asked again before anything hangs on it: by `copy_cache` for each slot, by `let_go` before it unmaps",
+           "_addresses:find_place:load32_acquire#1", "_acceptor:users:load32_seq#1"),
+    **_all("an older count means that serials are dropped again which are not mapped", "_acceptor:attach:load64_acquire#1"),
     **_all("counted with the GIL or the view's own lock held; read by the owner's thread that made it",
            "_mapping:exports:load32_acquire#1", "_view:__cinit__:add32_seq#1", "_view:__dealloc__:add32_seq#1"),
     **_all("looked at again before it is used (`body:load32_acquire#3`)",
@@ -62,7 +65,7 @@ EXEMPT: dict[str, str] = {
     **_all("late is as good: a count that is too high for a moment costs a wake",
            "_wait:sleeper_leave:exchange64_seq#1", "_wait:sleeper_leave:add32_seq#1"),
     **_all("a wait for a key reads nothing of the row", "_await:look_at_blocks:load64_seq#1"),
-    **_all("shown to a person or a test: each number for itself",
+    **_all("shown to a person or a test: each number for itself", "_wait:is_cancelled:load32_seq#1",
            "_futex:value:load32_acquire#1", "_link_handle:word:load32_acquire#1",
            "_inspect:state:load32_acquire#1", "_inspect:copy_cache:load64_seq#3", "_inspect:count_rows:load64_seq#1",
            "_inspect:count_rows:load32_acquire#1", "_inspect:row_nbytes:load32_acquire#1",
@@ -81,7 +84,8 @@ STRONGER: dict[str, tuple[str, str]] = {
             "_local:local_leave:add32_seq#1", "_crew:body:add32_seq#2", "_crew:crew_run:add32_seq#1",
             "_cache_records:insert:exchange64_seq#1",
             "_directory:bind:exchange64_seq#2", "_directory:unbind:exchange64_seq#1", "_futex:word_release:swap32_seq#1",
-            "_futex:word_release:swap32_seq#2", "_link:link_leave:add32_seq#1", "_coverage:consume:add32_seq#1"),
+            "_futex:word_release:swap32_seq#2", "_link:link_leave:add32_seq#1", "_link:shut_side:add32_seq#1",
+            "_coverage:consume:add32_seq#1"),
     **_need("acquire", "what is read after it must be as new; it answers no store of this side",
             "_crew:crew_run:add32_seq#2", "_directory:mark_pulled:load64_seq#1", "_inspect:copy_cache:load64_seq#1",
             "_link_record:find:load64_seq#1", "_link_record:living:load64_seq#1", "_lookup:copy_cache:load64_seq#1",
@@ -101,7 +105,7 @@ STRONGER: dict[str, tuple[str, str]] = {
     **_need("relaxed", "only stores follow that stand under its answer, and a store waits for its condition",
             "_crew:crew_run:swap32_seq#1", "_link_record:start:load64_seq#1", "_link_handle:close_side:load64_seq#1"),
     **_need("relaxed", "the event word is loaded before it, seq_cst", "_await:look_at_row:load64_seq#1",
-            "_await:look_at_row:load64_seq#2", "_wait:is_cancelled:load32_seq#1", "_wait:asked_of:swap32_seq#1"),
+            "_await:look_at_row:load64_seq#2", "_link:is_cancelled:load32_seq#1", "_wait:asked_of:swap32_seq#1"),
     **_need("relaxed", "a fence stands in front of it", "_await:look_at_ring:load64_acquire#2"),
     **_need("relaxed", "only its number counts: what there is to see was stored before the waiters were looked for",
             "_events:event_happens:add32_seq#1"),
@@ -118,8 +122,7 @@ STRONGER: dict[str, tuple[str, str]] = {
     **_need("relaxed", "a fence beside it does it: before what it stores, or after what it loads",
             "_cache_records:release:exchange64_seq#1",
             "_directory:bind:exchange64_seq#1", "_directory:bind:exchange32_seq#1", "_inspect:copy_cache:load64_seq#2",
-            "_lookup:copy_cache:load64_seq#2", "_lookup:recheck:load64_seq#1", "_lookup:is_still_there:load64_seq#1",
-            "_lookup:recheck_rows:load64_seq#1",
+            "_lookup:copy_cache:load64_seq#2", "_lookup:recheck:load64_seq#1", "_lookup:recheck_rows:load64_seq#1",
             "_link_record:find:load64_seq#2", "_link_record:living:load64_seq#2", "_members:read:load64_acquire#2",
             "_members:write:store64_release#1"),
     **_need("relaxed", "an acquire load stands in front of it: of `open`, of the cache word, of the entries",

@@ -42,7 +42,7 @@ ENDS_AND_CLOSES = (
     at("_link_handle:close_side:store32_release#1", "open", 0, when=_is_last),
 )
 CLAIM = (
-    at("_link_record:close_dead_side:load32_acquire#1", "open", into="n_open"),
+    at("_link_record:close_dead_side:load32_seq#1", "open", into="n_open"),
     at("_link_record:is_idle:load64_seq#1", "hazard", into="n_hazard"),
     at("_link_record:is_idle:load64_seq#2", "lease", into="n_lease"),
     write("hazard", 9, _claims),
@@ -90,7 +90,7 @@ CLOSED_FOR_THE_DEAD = Scenario(
     "a dead side is closed for it", {"hazard": 1, "open": 1, "lease": 1},
     ((write("lease", 0), at("_link_record:close_dead_side:store64_release#1", "hazard", 0),
       at("_link_record:close_dead_side:store32_release#1", "open", 0)),
-     (at("_link_record:close_dead_side:load32_acquire#1", "open", into="n_open"),
+     (at("_link_record:close_dead_side:load32_seq#1", "open", into="n_open"),
       at("_link_record:is_idle:load64_seq#1", "hazard", into="n_hazard"),
       at("_link_record:is_idle:load64_seq#2", "lease", into="n_lease"))),
     lambda seen: seen["n_open"] == 1 or seen["n_hazard"] == seen["n_lease"] == 0)

@@ -109,7 +109,7 @@ def _ended(ask: str, look: str) -> Scenario:
         or (seen["c_address"] == 1 and seen["r_event"] == 0))
 
 
-CANCELLED = _ended("_wait:cancel:exchange32_seq#1", "_wait:is_cancelled:load32_seq#1")
+CANCELLED = _ended("_wait:cancel:exchange32_seq#1", "_link:is_cancelled:load32_seq#1")
 TURN = _ended("_wait:ask_for_turn:swap32_seq#1", "_wait:asked_of:swap32_seq#1")
 
 

@@ -17,7 +17,8 @@ import memory
 import numpy as np
 from memory import NO_LIFE_FILE, Pair, destination, request, select
 
-from shmkv import _acceptor, _link_record, _lookup, segment
+from shmkv import _link_record, _lookup, segment
+from shmkv._acceptor import AcceptedLink
 from shmkv._futex import LockWord
 from shmkv._link_handle import LinkHandle
 from shmkv._local import LocalCache
@@ -186,7 +187,7 @@ class Arena:
             record = self.owner.claim(4, 0xE5, 5)
             serial = _link_record.read(self.owner.region, record)["serial"]
             _link_record.dead_initiators(self.owner.region, NO_LIFE_FILE, self.owner.members)
-            assert _acceptor.remove(self.owner.region, record, serial, NO_LIFE_FILE, self.owner.members, 1000, False)
+            assert AcceptedLink(self.owner.region, self.owner.members, NO_LIFE_FILE, record, serial).end(1000, False)
             _link_record.abandon(self.owner.region, record)
 
 

@@ -12,11 +12,12 @@ from handlers import Stop, exit_code_of, fork_here, handler_when
 from memory import NO_LIFE_FILE, Pair
 from peer import Namespace
 
-from shmkv import _acceptor, _link_record, _members
+from shmkv import _link_record, _members
+from shmkv._acceptor import AcceptedLink
 
 PATIENT_MS = 20000
 FREE, HELD_BY_THE_READER, WAITERS = 0, 2, 1 << 31
-LIVE, REMOVED = _link_record.LIVE, _link_record.REMOVED
+LIVE, BROKEN, REMOVED = _link_record.LIVE, 2, _link_record.REMOVED
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def state(pair: Pair) -> int:
 
 def remove(pair: Pair, timeout_ms: int = PATIENT_MS, force: bool = False) -> bool:
     serial = _link_record.read(pair.owner.region, pair.record)["serial"]
-    return _acceptor.remove(pair.owner.region, pair.record, serial, NO_LIFE_FILE, pair.owner.members, timeout_ms, force)
+    return AcceptedLink(pair.owner.region, pair.owner.members, NO_LIFE_FILE, pair.record, serial).end(timeout_ms, force)
 
 
 def remove_while(pair: Pair, change: Callable[[], None]) -> bool:
@@ -68,7 +69,7 @@ def test_link_that_its_reader_removes_meanwhile_is_gone(pair: Pair) -> None:
 
 def test_reader_that_dies_meanwhile_is_not_waited_for(pair: Pair) -> None:
     assert remove_while(pair, lambda: _members.clear(pair.owner.members, 1))
-    assert (state(pair), word(pair).value) == (REMOVED, HELD_BY_THE_READER)
+    assert (state(pair), word(pair).value) == (BROKEN, HELD_BY_THE_READER)
 
 
 def test_word_that_nobody_writes_is_not_waited_for(pair: Pair) -> None:
@@ -76,7 +77,7 @@ def test_word_that_nobody_writes_is_not_waited_for(pair: Pair) -> None:
         word(pair).value = 77
 
     assert remove_while(pair, scribble)
-    assert (state(pair), word(pair).value) == (REMOVED, 77)
+    assert (state(pair), word(pair).value) == (BROKEN, 77)
 
 
 @pytest.mark.parametrize("timeout_ms", [0, 50])
@@ -92,7 +93,7 @@ def test_force_and_a_dead_reader_need_no_turn(pair: Pair) -> None:
     memory.word(pair.owner.region, "LinkRecord", other, "LinkRecord", "word").value = HELD_BY_THE_READER
     _members.clear(pair.owner.members, 2)
     serial = _link_record.read(pair.owner.region, other)["serial"]
-    assert _acceptor.remove(pair.owner.region, other, serial, NO_LIFE_FILE, pair.owner.members, PATIENT_MS, False)
+    assert AcceptedLink(pair.owner.region, pair.owner.members, NO_LIFE_FILE, other, serial).end(PATIENT_MS, False)
 
 
 def test_exception_of_a_signal_handler_comes_out(pair: Pair) -> None:

@@ -335,8 +335,8 @@ def test_every_change_of_a_key_moves_the_event_word(owner: Owner) -> None:
 
 
 @pytest.mark.parametrize(("table", "waiters", "event"), [("DirectoryHeader", "key_waiters", "key_event"),
-                                                         ("RowRecord", "progress_waiters", "progress")])
-def test_who_sleeps_until_a_row_is_published_is_woken(owner: Owner, table: str, waiters: str, event: str) -> None:
+                                                         ("RowRecord", "progress_waiters", "event")])
+def test_who_sleeps_until_a_key_or_a_row_changes_is_woken(owner: Owner, table: str, waiters: str, event: str) -> None:
     """As the layout has it for a reader that waits: it counts itself in and sleeps on the word."""
     slot, _, _ = owner.insert(4, published=0)
     memory.word(owner.region, table, 0, table, waiters).value = 1
@@ -345,7 +345,10 @@ def test_who_sleeps_until_a_row_is_published_is_woken(owner: Owner, table: str, 
     sleeper = threading.Thread(target=lambda: woken.append(futexes.wait(word, word.value, memory.LIVENESS_S)))
     sleeper.start()
     memory.wait_until(lambda: futexes.sleeps_in(sleeper), "the sleeper in the kernel")
-    owner.directory.publish(slot, 0, 4)
+    if table == "RowRecord":
+        owner.directory.publish(slot, 0, 4)
+    else:
+        owner.directory.bind(slot, 0, request(1))
     sleeper.join()
     assert woken == [0]
 

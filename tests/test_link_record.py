@@ -8,7 +8,8 @@ import memory
 import pytest
 from memory import ACCEPTOR, INITIATOR, NO_LIFE_FILE, Owner
 
-from shmkv import _acceptor, _layout, _link_record, _members
+from shmkv import _layout, _link, _link_record, _members
+from shmkv._acceptor import AcceptedLink
 
 FREE, LIVE, BROKEN, REMOVED = range(4)
 PATIENT_MS = 20000
@@ -43,7 +44,7 @@ def close_side(owner: Owner, record: int, side: int = INITIATOR) -> None:
 
 def remove(owner: Owner, record: int, timeout_ms: int = PATIENT_MS, force: bool = False) -> bool:
     serial = _link_record.read(owner.region, record)["serial"]
-    return bool(_acceptor.remove(owner.region, record, serial, NO_LIFE_FILE, owner.members, timeout_ms, force))
+    return bool(AcceptedLink(owner.region, owner.members, NO_LIFE_FILE, record, serial).end(timeout_ms, force))
 
 
 def test_abandoned_record_is_over_and_can_be_claimed_again(owner: Owner) -> None:
@@ -225,18 +226,59 @@ def test_remove_leaves_the_next_link_of_its_record_alone(owner: Owner, force: bo
     record = owner.claim()
     [(slot, serial)] = _link_record.find(owner.region, 2)
     used_again(owner, record)
-    assert _acceptor.remove(owner.region, slot, serial, NO_LIFE_FILE, owner.members, PATIENT_MS, force)
+    assert AcceptedLink(owner.region, owner.members, NO_LIFE_FILE, slot, serial).end(PATIENT_MS, force)
     assert _link_record.find(owner.region, 50) == [(record, serial + 1)]
 
 
-def test_remove_that_waits_leaves_the_next_link_of_its_record_alone(owner: Owner) -> None:
+def opened(owner: Owner, record: int) -> int:
+    return int(owner.side(record, ACCEPTOR, "open").value)
+
+
+def test_record_is_not_used_again_while_its_acceptor_waits_in_it(owner: Owner) -> None:
     record = owner.claim()
     word(owner, record, 2)                  # held by the initiator, which dies
     done: list[bool] = []
     thread = threading.Thread(target=lambda: done.append(remove(owner, record)))
     thread.start()
     memory.wait_until(lambda: bool(word(owner, record) >> 31), "the waiters bit")
-    used_again(owner, record)
+    assert opened(owner, record) == 1
+    _members.clear(owner.members, 1)
+    other = owner.claim(slot=5, incarnation=0xE5, cluster_id=50)
+    assert other != record
     thread.join()
-    assert done == [True]
+    assert (done, opened(owner, record)) == ([True], 0)
+    assert _link_record.find(owner.region, 50) == [(other, 1)]
+    assert owner.claim(slot=6, incarnation=0xF6, cluster_id=60) == record       # nobody is in it any more
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_acceptor_shuts_its_side_after_a_remove(owner: Owner, force: bool) -> None:
+    record = owner.claim()
+    assert remove(owner, record, force=force)
+    assert (opened(owner, record), word(owner, record)) == (0, 0)
+
+
+def test_remove_in_vain_shuts_the_side_and_lets_pushes_in_again(owner: Owner) -> None:
+    record = owner.claim()
+    link = AcceptedLink(owner.region, owner.members, NO_LIFE_FILE, record, 1)
+    word(owner, record, 2)
+    assert not link.end(1, False)
+    assert (opened(owner, record), word(owner, record), link.users, link.state()) == (0, 2, 0, 0)
+
+
+def test_late_call_with_an_old_serial_leaves_the_side_of_the_next_link_as_it_is(owner: Owner) -> None:
+    record = owner.claim()
+    late = AcceptedLink(owner.region, owner.members, NO_LIFE_FILE, record, 1)
+    used_again(owner, record)
+    owner.side(record, ACCEPTOR, "open").value = 1          # a thread that pushes over the new link
+    assert late.end(PATIENT_MS, False)
+    assert opened(owner, record) == 1
     assert _link_record.find(owner.region, 50) == [(record, 2)]
+
+
+def test_links_of_a_record_that_names_no_member_are_over(owner: Owner) -> None:
+    record = owner.claim()
+    owner.side(record, INITIATOR, "slot").value = 1 << 20
+    link = AcceptedLink(owner.region, owner.members, NO_LIFE_FILE, record, 1)
+    assert link.look() == _link.PEER_GONE
+    assert link.end(PATIENT_MS, False)

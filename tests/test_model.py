@@ -61,7 +61,7 @@ def test_lock_stays_live_while_only_stops_and_deadlines_happen() -> None:
 def test_link_slot_is_reused_only_when_nobody_is_in_it() -> None:
     explored = check(LinkModel((A, B, C)))
     explored.assert_always_reaches(slot_serves, "a new link in the slot")
-    assert any(state.slot.serial == 2 and state.slot.opened == (True, True) for state in explored.states)
+    assert any(state.slot.serial == 2 and state.slot.opened == (1, 1) for state in explored.states)
 
 
 def test_link_slot_survives_a_crash_in_the_middle_of_linking() -> None:
@@ -177,6 +177,8 @@ MISTAKES: list[tuple[Model[Any], str]] = [
         "hazard or lease that a living side set stands",
     ),
     (LinkModel((A, B, C), acceptor_does_not_look_again=True), "call of the acceptor holds the word"),
+    (LinkModel((A, B, C), acceptor_opens_by_flag=True), "call of the acceptor holds the word"),
+    (LinkModel((A, B, C), initiator_closes_under_push=True), "still looks at the record before it frees"),
     (LinkModel(acceptor_acts=False, closes_outside_mutex=True), "nobody else resets it"),
     (LinkModel((A, B, C), dead_link_stays_live=True), "A LIVE link has its initiator's side open"),
     (LinkModel(acceptor_acts=False, own_byte_looks_free=True), "the slot is the link that it made"),

@@ -11,6 +11,8 @@ from reference import SUCCESS, geometry, pattern
 from shared_bytes import LINK_HELD_BY_OWNER, SharedFile, directory_of, segments_of
 from started_apart import descriptors, maps
 
+from shmkv import _layout
+
 pytestmark = pytest.mark.timeout(120)
 TIMED_OUT, NOT_LINKED, FAILED = "LLM_WAIT_PROCESS_TIMEOUT", "LLM_NOT_YET_LINK", "LLM_LINK_FAILED"
 ROWS = geometry(4, [2, 8], 2)
@@ -147,8 +149,9 @@ def test_fr_045_everybody_links_at_the_same_time(namespace: Namespace, rng: np.r
 
 
 OTHER_FORMATS = {
-    "version + 1": ("version", 2), "version - 1": ("version", 0), "version 255": ("version", 255),
-    "byte order": ("version", 1 << 24), "fingerprint": ("fingerprint", 0x12345678),
+    "version + 1": ("version", _layout.VERSION + 1), "version - 1": ("version", _layout.VERSION - 1),
+    "version 0": ("version", 0), "version 255": ("version", 255), "byte order": ("version", _layout.VERSION << 24),
+    "fingerprint": ("fingerprint", 0x12345678),
     "magic": ("magic", int.from_bytes(b"KMVsmhsh", sys.byteorder)),
 }
 

@@ -15,6 +15,7 @@ from crash.link_scenarios import (
     UnlinkIncomingInUse,
     UnlinkIncomingInVain,
 )
+from crash.push_scenarios import PUSH_SCENARIOS
 from crash.scenarios import (
     Allocate,
     AllocateManyRows,
@@ -36,6 +37,7 @@ from crash.scenarios import (
     Sweep,
     Unbind,
 )
+from crash.waits import WAITS
 
 SCENARIOS: dict[str, type[Scenario]] = {
     "init": Init, "first init": FirstInit, "sweep": Sweep, "finalize": Finalize, "last finalize": LastFinalize,
@@ -45,6 +47,6 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "link": Link, "link without memory": LinkWithoutMemory, "link over a dead one": LinkOverDead, "link one more": LinkMore,
     "unlink": Unlink, "unlink by force": UnlinkByForce, "unlink by the prompt": UnlinkIncoming,
     "unlink in use": UnlinkIncomingInUse, "unlink in vain": UnlinkIncomingInVain,
-    **BLOCK_SCENARIOS, **LEND_SCENARIOS,
+    **BLOCK_SCENARIOS, **LEND_SCENARIOS, **PUSH_SCENARIOS, **WAITS,
 }
 assert set(PROMPTS) == {1, 4}

@@ -54,6 +54,9 @@ class Scenario(ABC):
     def forget_links(self) -> None:
         """Links that the call itself removes."""
 
+    def after_death(self) -> None:
+        """What those that live can do now that the actor has died."""
+
     def before_answer(self) -> None:
         """Let those go on that `prepare` has stopped, if the call needs them."""
 

@@ -72,6 +72,7 @@ def test_the_actor_dies(row: Row, scenario: Scenario) -> None:
     elif isinstance(scenario, PullBlocks):
         scenario.pull_by_another()
     else:
+        scenario.after_death()
         scenario.forget_links()
     house.judge()
 

@@ -9,9 +9,11 @@ from typing import Any
 import memory
 from memory import NO_LIFE_FILE, blocks_key, by_id
 
-from shmkv import CacheDesc, CacheKey, DataType, LLMException, _acceptor, _inspect, _link_record, _lookup, _members, _pull
+from shmkv import CacheDesc, CacheKey, DataType, LLMException, _inspect, _link_record, _lookup, _members, _pull, _push
+from shmkv._acceptor import AcceptedLink
 from shmkv._blocks import FROM_ROW, TO_BLOCKS, TO_ROW, BlockLists
 from shmkv._link_handle import LinkHandle
+from shmkv._push import Addresses
 from shmkv._view import TensorView
 from shmkv.cache_view import CacheView
 from shmkv.forked import fork_layout
@@ -56,8 +58,8 @@ class Reader:
             path()
 
     def others(self) -> list[Callable[[], None]]:
-        return [self.pull_many, self.prepared, self.prepared, self.pull_blocks, self.pull_blocks, self.views, self.views,
-                self.links, self.claim, self.acceptor, self.inspect, self.members, self.handle_calls]
+        return [self.pull_many, self.prepared, self.prepared, self.pull_blocks, self.pull_blocks, self.push, self.push, self.views,
+                self.views, self.links, self.claim, self.acceptor, self.inspect, self.members, self.handle_calls]
 
     # -- pulls ------------------------------------------------------------------------------------------------------
 
@@ -178,6 +180,20 @@ class Reader:
         found = _lookup.describe(self.world.owner.region, words, self.rng.choice((0, 1, 2**32 - 1)))
         assert found is None or len(found) == 5
 
+    def push(self) -> None:
+        """From guarded memory to two addresses: of the owner, a little beside, or anywhere. Beyond a segment lie guards."""
+        pusher, rng = self.world.pusher, self.rng
+        addresses = [rng.choice(pusher.addresses) + rng.choice((0, 0, 0, 1, 511, 512, 513, -1, 64)) for _ in range(2)]
+        if not rng.randrange(8):
+            addresses[rng.randrange(2)] = rng.randrange(2**64)
+        places = [rng.choice((0, 1)), rng.choice((2, 7, 2**32 - 1))]
+        blocks = None if rng.randrange(4) else BlockLists([0, 1], places, TO_BLOCKS)
+        first = rng.randrange(3)
+        status = _push.push(pusher.link, pusher.source, Addresses(addresses), 0, 2, first, rng.randrange(2), blocks, PATIENT_MS)
+        self.answers[status] = self.answers.get(status, 0) + 1
+        self.copies += status == 0
+        self.world.put_contents_back()
+
     # -- the rest ---------------------------------------------------------------------------------------------------
 
     def links(self) -> None:
@@ -200,8 +216,8 @@ class Reader:
 
     def acceptor(self) -> None:
         region, members = self.world.owner.region, self.world.owner.members
-        assert _acceptor.remove(region, self.rng.randrange(4), self.rng.randrange(3), NO_LIFE_FILE, members, HASTY_MS,
-                                bool(self.rng.randrange(4))) in (True, False)
+        link = AcceptedLink(region, members, NO_LIFE_FILE, self.rng.randrange(4), self.rng.randrange(3))
+        assert link.end(HASTY_MS, bool(self.rng.randrange(4))) in (True, False)
 
     def inspect(self) -> None:
         region = self.world.owner.region

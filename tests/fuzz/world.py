@@ -11,6 +11,7 @@ from memory import Pair, prefix, request
 from reference import Geometry
 
 from shmkv import _layout, _members, segment
+from shmkv._acceptor import AcceptedLink
 from shmkv._directory import Directory
 from shmkv._link_handle import LinkHandle
 from shmkv._local import LocalCache
@@ -107,6 +108,26 @@ class Target:
         return True
 
 
+class Pusher:
+    """A prompt that the owner has linked to: it pushes from memory between guards into the owner's segments."""
+
+    def __init__(self, owner: GuardedOwner, prefix: str) -> None:
+        self.owner, self.prefix = owner, prefix
+        self.prompt = memory.Owner(0xF6, 7)
+        self.record = self.prompt.claim(1, owner.incarnation, owner.cluster_id)
+        self.source = Target(SHAPES[0]).cache
+        tensors = sum(shape.num_tensors for shape in SHAPES)
+        self.addresses = [memory.word(owner.region, "TensorRecord", i, "TensorRecord", "base_address").value
+                          for i in range(tensors)]
+        self.link = self.new_link()
+
+    def new_link(self) -> AcceptedLink:
+        """One that has mapped nothing yet."""
+        link = AcceptedLink(self.prompt.region, self.prompt.members, memory.NO_LIFE_FILE, self.record, 1)
+        link.attach(self.owner.region, f"{segment.SHM_DIR}/{self.prefix}".encode())
+        return link
+
+
 class World(Pair):
     """An owner with four caches in named segments, the last one of blocks; keys of all kinds and states, links of all states, and a
     reader."""
@@ -130,6 +151,7 @@ class World(Pair):
         self.segments = [raw(source.region) for source in self.sources]
         self._remember()
         self.handle = self.new_handle()
+        self.pusher = Pusher(self.owner, self.prefix)
 
     def _bind_keys(self) -> None:
         directory = self.owner.directory
@@ -155,6 +177,7 @@ class World(Pair):
             self.kept.append(Kept.of(region, start, width * IN_USE[table]))
         self.kept.append(Kept.of(self.owner.members, 0, 4096 + 16 * 128))
         self.headers = [Kept.of(source.region, 0, 128) for source in self.sources]
+        self.contents = [Kept.of(source.region, 4096, source.region.nbytes - 4096) for source in self.sources]
 
     def put_back(self) -> None:
         """All tables as they were made. What was written elsewhere stays until `begin`."""
@@ -162,6 +185,15 @@ class World(Pair):
             kept.put_back()
         for header in self.headers:
             header.put_back()
+
+    def put_contents_back(self) -> None:
+        """The bytes of the segments, after they were pushed to."""
+        for content in self.contents:
+            content.put_back()
+
+    def close(self) -> None:
+        super().close()
+        self.pusher.prompt.close()
 
     def begin(self) -> None:
         """A fresh reader over tables as they were made, and nothing beyond them."""
@@ -174,6 +206,7 @@ class World(Pair):
         _libc.fallocate(self.owner.fd, PUNCH, end, _layout.DIRECTORY_SIZE - end)
         self.put_back()
         self.handle = self.new_handle()                     # the old one's mappings go
+        self.pusher.link = self.pusher.new_link()
         guards.offer_holes(len(self.sources), self.sources[0].region.nbytes)
 
     def has_good_headers(self) -> bool:

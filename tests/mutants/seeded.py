@@ -70,7 +70,7 @@ LOOKUP = [
     Edit("_lookup.pyx", "or words[2] != key.words[2] \\\n", "\\\n"),
     Edit("_lookup.pyx", "            if row == 0:\n", "            if row < 2:\n"),
     Edit("_lookup.pyx", "    if batch_index >= found.copy.num_rows:\n", "    if batch_index > found.copy.num_rows:\n"),
-    Edit("_lookup.pyx", "exchange64_seq(&side.hazard, word_generation(found.cache_word))",
+    Edit("_lookup.pyx", "exchange64_seq(&side.hazard, word_generation(found.cache_word))\n    crash_point(b\"hazard-set\")",
          "exchange64_seq(&side.hazard, word_generation(found.cache_word) + 1)"),
     Edit("_lookup.pyx", "and word_state(word) != CACHE_FREE", "and word_state(word) == CACHE_LIVE"),
     Edit("_lookup.pyx", "word_state(word) in (ROW_CONSUMED, ROW_CONSUMED_OUT)",

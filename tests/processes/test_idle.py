@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 from memory import wait_until
-from peer import Peer, StartPeer, by_id, req
+from peer import Namespace, Peer, StartPeer, by_id, req
 from reference import SUCCESS
+from waiters import memory_waiters, until_waiting
 
 pytestmark = pytest.mark.timeout(180)
 BIG = [1, 24 << 20]
@@ -104,6 +105,70 @@ def test_a_waiter_wakes_up_seldom(prompt: StartPeer, decoder: StartPeer, window_
     p.call("execute", code="agent.word.release()")
     answer = d.receive()
     assert answer.outcome == SUCCESS, answer.text
+
+
+WAIT = """
+import threading
+manager = agent.dist.kv_cache_manager
+def wait(what, *arguments, **how):
+    try:
+        list(getattr(manager, what)(*arguments, **how) or ())
+    except shmkv.LLMException as error:
+        agent.outcomes.append(error.status_code.name)
+agent.outcomes = []
+agent.threads = [threading.Thread(target=wait, args=("pull_cache", shmkv.CacheKey(1, n, 0), agent.caches["small"]),
+                                  kwargs={"wait": True, "timeout_ms": 100000}) for n in (70, 71)]
+agent.threads += [threading.Thread(target=wait, args=("wait_for_key", shmkv.CacheKey(1, n, 0), 100000)) for n in (70, 72)]
+agent.threads += [threading.Thread(target=wait, args=("pull_layers", shmkv.CacheKey(1, 70, 0), agent.caches["small"]),
+                                   kwargs={"timeout_ms": 100000})]
+for thread in agent.threads: thread.start()
+"""
+
+
+def test_who_waits_for_keys_and_layers_does_not_wake_up(namespace: Namespace, prompt: StartPeer, decoder: StartPeer,
+                                                        window_s: float) -> None:
+    """A thread on the pidfd of the peer sees to it that its death is noticed; nobody wakes up for that meanwhile."""
+    p, d = _pair(prompt, decoder)
+    p.call("allocate", name="late", keys=[req(1, 70)], publish=False)
+    p.call("publish", name="late", layers=1)
+    d.call("execute", code=WAIT)
+    until_waiting(namespace, 5)
+    for peer in (p, d):
+        assert _wake_ups(peer.pid, window_s)[0] == 0
+    began = time.monotonic()
+    p.kill()
+    said = d.call("execute", code="for thread in agent.threads: thread.join(15)\nresult = agent.outcomes")
+    assert said == ["LLM_WAIT_PROCESS_TIMEOUT"] * 5
+    assert time.monotonic() - began < 10
+
+
+def test_the_main_thread_wakes_up_for_signals_only(namespace: Namespace, prompt: StartPeer, decoder: StartPeer,
+                                                   window_s: float) -> None:
+    """Four times a second, for a signal that came right before it fell asleep."""
+    _, d = _pair(prompt, decoder)
+    d.send("pull", key=req(1, 70), name="small", wait=True)
+    until_waiting(namespace)
+    count, seconds = _wake_ups(d.pid, window_s)
+    assert count <= 5 * seconds
+    d.kill()
+
+
+def test_an_allocation_that_waits_does_not_wake_up(namespace: Namespace, prompt: StartPeer, decoder: StartPeer,
+                                                   window_s: float) -> None:
+    p, _ = _pair(prompt, decoder)
+    p.call("execute", code="""
+import errno, threading
+from shmkv import segment
+def short(*_, **__):
+    raise OSError(errno.ENOSPC, "short")
+segment.create_and_map = short
+agent.thread = threading.Thread(target=agent.allocate, args=("more",), kwargs={"wait_ms": 100000, "shape": (4, 1 << 20)},
+                                daemon=True)
+agent.thread.start()
+""")
+    wait_until(lambda: memory_waiters(namespace) == 1, "it waits")
+    assert _wake_ups(p.pid, window_s)[0] == 0
+    p.kill()
 
 
 def test_who_waits_for_a_cluster_wakes_up_seldom(decoder: StartPeer, prompt: StartPeer, window_s: float) -> None:
