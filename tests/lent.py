@@ -14,6 +14,9 @@ from reference import Bytes
 
 import shmkv
 
+# An owner looks for dead readers at most every 20 ms.
+LOOK = "import time\nfor _ in range(10):\n    agent.collect()\n    time.sleep(0.01)"
+
 if TYPE_CHECKING:
     from agent import Agent
     from peer import Answer, Peer
@@ -42,6 +45,14 @@ def assert_row(peer: Peer, name: str, wanted: Any, window: slice = slice(None)) 
     assert len(found) == len(wanted)
     for got, tensor in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(got, np.asarray(tensor).reshape(-1)[window])
+
+
+def let_go(owner: Peer) -> None:
+    """The owner wants its cache "kv" with prefixes 1 and 2 no more, and looks as often as it may."""
+    owner.call("deallocate", name="kv")
+    for number in (1, 2):
+        owner.call("remove_key", key=["key", 1, 2**64 - 1, 0, number])
+    owner.call("execute", code=LOOK)
 
 
 # -- in another process ---------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lent import ask, assert_row, row_of, within
+from lent import ask, assert_row, let_go, row_of, within
 from peer import Namespace, Peer, StartPeer, by_id, prefix, req
 from reference import NOT_EXIST, PARAM_INVALID, SUCCESS, geometry, noise
 
@@ -13,8 +13,6 @@ pytestmark = pytest.mark.timeout(180)
 SHAPE = [2, 96]
 SENT = noise(geometry(4, SHAPE, 1), 5)
 KIB = 1024
-# An owner looks for dead readers at most every 20 ms.
-LOOK = "import time\nfor _ in range(10):\n    agent.collect()\n    time.sleep(0.01)"
 
 
 @pytest.fixture
@@ -24,14 +22,6 @@ def sides(prompt: StartPeer, decoder: StartPeer) -> tuple[Peer, Peer]:
     p.call("allocate", name="kv", shape=SHAPE, dtype="DT_INT8", keys=[prefix(1, 1), prefix(1, 2)])
     p.call("noise", name="kv", seed=5)
     return p, d
-
-
-def let_go(p: Peer) -> None:
-    """The owner wants its cache no more, and looks as often as it may."""
-    p.call("deallocate", name="kv")
-    for number in (1, 2):
-        p.call("remove_key", key=prefix(1, number))
-    p.call("execute", code=LOOK)
 
 
 def assert_prompt_unchanged(p: Peer) -> None:

@@ -46,6 +46,7 @@ class Field(IntEnum):
     MAPS = auto()           # mappings of the namespace after the end
     MAP_NBYTES = auto()
     CACHES = auto()         # caches that are still recorded after all were freed
+    LOOKS = auto()          # views and forks that were looked at
     ENDED = auto()          # it has ended by itself and these numbers hold
 
 

@@ -12,6 +12,7 @@ from torture.arguments import Plan
 from torture.board import Board, Field, Sample
 from torture.destination import Destination
 from torture.halves import Halves
+from torture.loans import Loans
 from torture.prompt import key_of_lane, key_of_slot
 from torture.pulls import Judge, Wish
 from torture.shelves import Shape
@@ -50,6 +51,7 @@ class Decoder(Worker):
         self.peers = [Peer(number) for number in range(self.plan.prompts)]
         self.destinations: dict[tuple[Shape, int], Destination] = {}
         self.halves = Halves(self)
+        self.loans = Loans(self)
         self.actions: list[tuple[float, Callable[[Peer], None]]] = [
             (150, self.pull_tiny), (20, self.pull_row), (60, self.halves.pull), (20, self.pull_keyed), (3, self.pull_middle),
             (4, self.pull_big), (0.5, self.unlink), (0.5, self.unlink_by_force)]
@@ -64,6 +66,9 @@ class Decoder(Worker):
             return
         if self.random.random() < 0.01:
             self.choose(self.rare)
+            return
+        if self.random.random() < self.plan.lend:
+            self.loans.step(peer)
             return
         (action,) = self.random.choices([action for _, action in self.actions], [weight for weight, _ in self.actions])
         action(peer)
@@ -129,6 +134,7 @@ class Decoder(Worker):
 
     def forget(self) -> None:
         self.destinations.clear()
+        self.loans.forget()
         self.last_error = None
 
     # -- pulls --------------------------------------------------------------------------------------------------------

@@ -52,10 +52,10 @@ def unpack(word: int) -> Stamp:
 
 
 @lru_cache
-def template(tensors: int, words: int) -> Words:
-    """What is added to the stamp, (tensors, words), for rows of one block."""
+def template(tensors: int, words: int, first: int = 0) -> Words:
+    """What is added to the stamp, (tensors, words), for rows of one block; of tensors from the `first` on."""
     assert words <= BLOCK
-    steps = np.array([_step(tensor, 0) for tensor in range(tensors)], np.uint64)
+    steps = np.array([_step(first + tensor, 0) for tensor in range(tensors)], np.uint64)
     return _BASE[:words] + steps[:, None]
 
 
@@ -73,11 +73,11 @@ def array_of(cache: KvCache, shape: Shape) -> Words:
     return words
 
 
-def fill(row: Words, word: int) -> None:
-    """Write a row, (tensors, words), of any length."""
+def fill(row: Words, word: int, first: int = 0) -> None:
+    """Write a row, (tensors, words), of any length, or of one block some of its tensors."""
     tensors, words = row.shape
     if words <= BLOCK:
-        np.add(template(tensors, words), np.uint64(word), out=row)
+        np.add(template(tensors, words, first), np.uint64(word), out=row)
         return
     for tensor in range(tensors):
         for block in range(words // BLOCK):
@@ -85,13 +85,13 @@ def fill(row: Words, word: int) -> None:
             np.add(_BASE, step, out=row[tensor, block * BLOCK:(block + 1) * BLOCK])
 
 
-def read(row: Words) -> int | None:
-    """The word of the stamp that a row, (tensors, words), carries in every place; None if they differ."""
+def read(row: Words, first: int = 0) -> int | None:
+    """The word of the stamp that a row, (tensors, words), carries in every place; None if they differ. `first` as for `fill`."""
     tensors, words = row.shape
     if words <= BLOCK:
-        found = row - template(tensors, words)
-        first = found[0, 0]
-        return int(first) if bool((found == first).all()) else None
+        found = row - template(tensors, words, first)
+        word = found[0, 0]
+        return int(word) if bool((found == word).all()) else None
     word = (int(row[0, 0]) - int(_BASE[0])) & _ALL
     left = np.empty(BLOCK, np.uint64)
     for tensor in range(tensors):

@@ -13,8 +13,8 @@ from torture.ending import Left
 from torture.referee import Seen
 
 WRONG = ("wrong bytes", "stale bytes", "has written")
-TOTALS = (Field.PULLS, Field.NBYTES, Field.MISSES, Field.UNTOUCHED, Field.LOST, Field.CUT, Field.LINKS, Field.PUBLISHED,
-          Field.REFUSED, Field.RESTARTS)
+TOTALS = (Field.PULLS, Field.NBYTES, Field.LOOKS, Field.MISSES, Field.UNTOUCHED, Field.LOST, Field.CUT, Field.LINKS,
+          Field.PUBLISHED, Field.REFUSED, Field.RESTARTS)
 
 
 def summary(plan: Plan, board: Board, seen: Seen, left: Left) -> dict[str, Any]:
@@ -72,6 +72,7 @@ def pulls(found: dict[str, Any]) -> list[Line]:
     return [
         ("checked pulls", found["pulls"], f"{found['pulls'] / found['seconds']:,.0f} a second, {found['nbytes'] / 2**30:.1f} GiB; "
                                           f"{found['misses']:,} answered \"not there\""),
+        ("  looks at what was lent", found["looks"], "views and forks, again and again while they were held"),
         ("  failed and looked at", found["untouched"], "destinations that had to be as before"),
         ("published", found["published"], f"rows; {found['refused']:,} times no memory"),
         ("links", found["links"], f"{found['lost']:,} ended by a death, {found['cut']:,} removed by the prompt"),

@@ -35,7 +35,17 @@ COVERAGE = [
          "!= word_bits(0, cache.num_tensors, number):"),
 ]
 
-BUGS: dict[str, list[Edit]] = {"pin": PIN, "hazard": HAZARD, "word": WORD, "coverage": COVERAGE}
+# The owner frees what is lent.
+LEASE = [Edit("_link_record.pyx", """\
+    for i in range(LEASES_MAX):
+        if load64_seq(&side.leases[i]) == generation:
+            return True
+    return False
+
+
+cdef bint is_named""", "    return False\n\n\ncdef bint is_named")]
+
+BUGS: dict[str, list[Edit]] = {"pin": PIN, "hazard": HAZARD, "word": WORD, "coverage": COVERAGE, "lease": LEASE}
 
 
 def build_with(bug: str) -> Path:

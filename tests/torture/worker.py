@@ -38,6 +38,7 @@ class Call(IntEnum):
     UNLINK = auto()
     PULL = auto()
     CHECK = auto()
+    LEND = auto()
 
 
 class Fault(Exception):
