@@ -217,7 +217,7 @@ cdef struct DirectoryHeader:
     uint64_t pad5[14]
     uint64_t reaped_count           # linkers; cold lock; a record was claimed anew: a key may be full, not consumed
     uint64_t pad6[15]
-    uint32_t memory_event           # owner and waiters, pullers; seq_cst add then futex wake; if memory_waiters, and some may be free
+    uint32_t memory_event           # owner, waiters, pullers; seq_cst add then futex wake; if memory_waiters, and some may be free
     uint32_t pad7[31]
     uint64_t reserved[384]
 

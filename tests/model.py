@@ -8,7 +8,8 @@ delays a store; which order each access of the code needs to make that true says
 Sub-models: `model_lock` (the two-sided word), `model_link` (the life and re-use of a link's slot),
 `model_cache` (hazard, retire, recycle), `model_rows` (coverage, consume), `model_members` (join, sweep,
 leave), `model_segments` (a cache's file, and mappings of it), `model_publish` (progress and its waiters),
-`model_index` (keys found while the index changes). The code uses their names for states and transitions.
+`model_index` (keys found while the index changes), `model_waits` (layers that are waited for with a
+lease). The code uses their names for states and transitions.
 `model_points` says which step stands for which point of the crash matrix.
 """
 

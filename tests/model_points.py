@@ -17,6 +17,7 @@ from model_members import SWEEPER, Member, MembersModel
 from model_publish import PublishModel
 from model_rows import CoverageModel
 from model_segments import SegmentsModel
+from model_waits import WaitModel
 
 #: The sub-models as they are explored here, by the name of their module.
 MODELS: dict[str, Model[Any]] = {
@@ -28,6 +29,7 @@ MODELS: dict[str, Model[Any]] = {
     "segments": SegmentsModel(),
     "publish": PublishModel(),
     "index": IndexModel(),
+    "waits": WaitModel(),
 }
 
 #: Point -> (sub-model, who dies, the step).
@@ -40,6 +42,11 @@ POINTS: dict[str, tuple[tuple[str, str, str], ...]] = {
                 ("publish", "owner", "looks for waiters"), ("cache", "owner", "cache LIVE"), ("rows", "owner", "row LIVE")),
     "waiting for a publish": (("publish", "reader", "counts itself in"), ("publish", "reader", "waits"),
                               ("publish", "reader", "counts itself out")),
+    "lease": (("waits", "reader", "takes a lease"), ("waits", "reader", "clears hazard"),
+              ("waits", "reader", "gives the lease back")),
+    "event": (("waits", "owner", "adds to the event"), ("waits", "owner", "wakes")),
+    "waiting for a layer": (("waits", "reader", "counts itself in"), ("waits", "reader", "goes to sleep"),
+                            ("waits", "reader", "copies a layer"), ("waits", "reader", "counts itself out")),
     "key insert": (("segments", "owner", "inserts into the index"), ("index", "owner", "inserts an entry"),
                    ("index", "owner", "removes an entry"), ("index", "owner", "switches the index word")),
     "lock taken": (("lock", "side 0", "takes"), ("lock", "side 1", "takes"), ("lock", "side 0", "marks"),

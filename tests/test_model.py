@@ -21,6 +21,7 @@ from model_points import MODELS, POINTS
 from model_publish import PublishModel, reader_has_ended
 from model_rows import CoverageModel
 from model_segments import SegmentsModel, names_are_gone
+from model_waits import WaitModel, memory_is_given_on, wait_has_ended
 
 CRASH = frozenset({"crashes"})
 CRASH_OR_STOP = frozenset({"crashes", "stops"})
@@ -123,6 +124,15 @@ def test_who_waits_for_a_tensor_is_woken_or_finds_its_owner_dead(prompt: bool) -
     assert any(state.woken for state in explored.states)
 
 
+@pytest.mark.parametrize("by_id", [False, True])
+def test_who_waits_for_a_layer_gets_it_or_hears_that_it_will_not_come(by_id: bool) -> None:
+    explored = check(WaitModel(by_id=by_id))
+    explored.assert_always_reaches(wait_has_ended, "the end of the wait")
+    explored.assert_always_reaches(memory_is_given_on, "the end of the cache")
+    assert {state.told for state in explored.states} == {"", "success", "not_there", "gone"}
+    assert any(state.reader == "asleep" and state.done == 1 for state in explored.states)
+
+
 def test_living_key_is_found_while_the_index_grows_and_its_owner_may_die() -> None:
     explored = check(IndexModel())
     explored.assert_always_reaches(probes_are_over, "the end of the probes")
@@ -199,6 +209,14 @@ MISTAKES: list[tuple[Model[Any], str]] = [
     (PublishModel(looks_at_waiters_first=True), "Nobody sleeps on a progress"),
     (PublishModel(sleeps_uncounted=True), "Who sleeps is counted"),
     (PublishModel(wakes_nobody=True), "Nobody sleeps on a progress"),
+    (WaitModel(looks_at_waiters_first=True), "Nobody sleeps although"),
+    (WaitModel(wakes_without_adding=True), "Nobody sleeps although"),
+    (WaitModel(sees_after_looking=True), "Nobody sleeps although"),
+    (WaitModel(by_id=True, retires_silently=True), "Nobody sleeps although"),
+    (WaitModel(takes_no_lease=True), "memory is not given to another cache"),
+    (WaitModel(clears_hazard_before_lease=True), "memory is not given to another cache"),
+    (WaitModel(scans_leases_first=True), "memory is not given to another cache"),
+    (WaitModel(no_last_look=True), "A layer that is called good"),
     (IndexModel(no_second_look=True), "key that lives all the time"),
     (IndexModel(switches_before_refill=True), "key that lives all the time"),
     (IndexModel(removal_empties=True), "key that lives all the time"),
@@ -267,6 +285,12 @@ def test_dead_hazards_that_count_would_keep_memory_for_ever() -> None:
     explored = check(model)
     with pytest.raises(Violation, match="stuck"):
         explored.assert_always_reaches(model.all_recycled, "recycling")
+
+
+def test_dead_leases_that_count_would_keep_memory_for_ever() -> None:
+    explored = check(WaitModel(dead_leases_count=True))
+    with pytest.raises(Violation, match="stuck"):
+        explored.assert_always_reaches(memory_is_given_on, "the end of the cache")
 
 
 def test_side_opened_before_it_is_named_would_lose_the_slot() -> None:
