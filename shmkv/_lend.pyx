@@ -164,6 +164,9 @@ cdef class Loan:
     """Made by `_pull.lend`. `tensors`: (offset, nbytes, outer, rows, inner, dtype) each, in bytes from the start of `region`;
     `row`: the row of them that is lent. Given back by `close`, when it goes, or when its process dies."""
 
+    def __cinit__(self):
+        self.lent.lease = -1            # nothing is lent yet
+
     def __dealloc__(self):
         self.end()
 

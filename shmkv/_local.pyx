@@ -57,6 +57,10 @@ cdef class LocalCache:
         """No new call may use the cache from now on."""
         swap32_seq(&self.local.is_open, 1, 0)
 
+    def forget(self, memory):
+        """Refer to nothing but `memory`, which stands for the address, from now on: the cache is closed, and no call uses it."""
+        self.memory = memory
+
     @property
     def uses(self):
         """Calls of this process that read or write the cache now."""

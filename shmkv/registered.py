@@ -57,10 +57,14 @@ class RegisteredCache:
         return self.layout.offsets
 
     def release(self) -> None:
-        """Give back the caller's memory of a cache that was let go of, unless a call uses it still, which keeps it until its end. A
-        mapping goes with the last view of it."""
-        if isinstance(self.held, HeldMemory) and self.local.uses == 0:
+        """Give back the memory of a cache that was let go of, unless a call uses it still, which keeps it until its end. A mapping
+        goes with the last view of it, and is not kept by a pull that was prepared."""
+        if self.local.uses:
+            return
+        if isinstance(self.held, HeldMemory):
             self.held.release()
+        else:
+            self.local.forget(CallerMemory(self.local.memory.base))
 
 
 class RegisteredCaches:

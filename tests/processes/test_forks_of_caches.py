@@ -209,6 +209,25 @@ def test_the_end_of_a_fork_gives_lease_and_mapping_back(sides: tuple[Peer, Peer]
     assert p.call("stats")["caches"] == 0
 
 
+def test_what_is_kept_of_a_pull_keeps_no_lease(sides: tuple[Peer, Peer]) -> None:
+    """Prepared pulls and requests that outlive the fork."""
+    _, d = sides
+    assert d.call("execute", code="""
+manager, key = agent.dist.kv_cache_manager, shmkv.CacheKeyByIdAndIndex(1, 1)
+fork = manager.fork_cache(key)
+prepared, request = manager.prepare_pull(fork), shmkv.PullRequest(key, fork)
+prepared(key)
+manager.pull_many([request])
+manager.deallocate_cache(fork)
+result = [agent.dist._links.handle(1).leases]
+for call in (lambda: prepared(key), lambda: manager.pull_many([request])):
+    try:
+        call()
+    except shmkv.LLMException as error:
+        result.append(error.status_code.name)
+""") == [0, NOT_EXIST, NOT_EXIST]
+
+
 ENDINGS = {
     "unlinked": lambda p, d: d.call("unlink", ids=[1]),
     "unlinked by force": lambda p, d: d.call("unlink", ids=[1], force=True),
