@@ -1,8 +1,8 @@
 # cython: language_level=3, freethreading_compatible=True, cdivision=True
 """What a reader does that waits for a row: looks under the link's lock, sleeps without it.
 
-"Will not come" is an answer as good as "is there": a key that ends while it is waited for is told at once. So is a link or a peer that
-ends, by the look that follows each sleep.
+"Will not come" is an answer as good as "is there": a key that ends while it is waited for is told at once. So is a link or a peer
+that ends, by the look that follows each sleep.
 """
 from libc.string cimport memset
 
@@ -202,7 +202,7 @@ cdef class KeyWait(Ending):
             seen = sleeper_seen(&self.sleeper)
             status = link_enter(link, &self.want.wait)
             if status == 0:
-                status = self.look(link)
+                status = self.look_for_row(link)
                 link_leave(link)
                 if status == 0:
                     break
@@ -211,7 +211,7 @@ cdef class KeyWait(Ending):
         sleeper_leave(&self.sleeper)
         return status
 
-    cdef int look(self, Link* link) noexcept nogil:
+    cdef int look_for_row(self, Link* link) noexcept nogil:
         """Under the link's lock. Nothing of the row is kept from being freed between two looks: its record stays, and says so."""
         cdef bint by_key = self.want.by == BY_KEY
         cdef int status

@@ -1,5 +1,5 @@
 # cython: language_level=3, freethreading_compatible=True
-"""Who changed what others may wait for tells them, if there are any. The change itself comes first and is seq_cst; see `_layout`."""
+"""Who changed what others may wait for tells them, if there are any. The change comes first and is seq_cst; see `_layout`."""
 from shmkv._crash cimport crash_point
 from shmkv._futex cimport add32_seq, futex_wake_all, load32_seq
 from shmkv._layout cimport DirectoryHeader, directory_header

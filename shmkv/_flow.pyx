@@ -4,7 +4,7 @@
 What has to wait holds a lease on the cache, and never the link's lock, which is taken anew for each piece. What is all there at the
 first look is copied under that look's hazard, as by a pull that does not wait.
 """
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memset
 
 from shmkv._attached cimport Attached

@@ -135,7 +135,7 @@ cdef class Ending:
 
 
 cdef class EventWait(Ending):
-    """A wait on a word of the own directory: count in, `see`, look, `sleep` if the look was in vain, and again; then `count_out`."""
+    """A wait on a word of the own directory: count in, `see`, look, `sleep` if that was in vain, and again; then `count_out`."""
     cdef Region directory
     cdef uint32_t seen
 
