@@ -202,7 +202,7 @@ cdef class KeyWait(Ending):
             seen = sleeper_seen(&self.sleeper)
             status = link_enter(link, &self.want.wait)
             if status == 0:
-                status = self.look_once(link)
+                status = self.look_for_row(link)
                 link_leave(link)
                 if status == 0:
                     break
@@ -211,7 +211,7 @@ cdef class KeyWait(Ending):
         sleeper_leave(&self.sleeper)
         return status
 
-    cdef int look_once(self, Link* link) noexcept nogil:
+    cdef int look_for_row(self, Link* link) noexcept nogil:
         """Under the link's lock. Nothing of the row is kept from being freed between two looks: its record stays, and says so."""
         cdef bint by_key = self.want.by == BY_KEY
         cdef int status

@@ -14,6 +14,7 @@ from libc.string cimport memset
 from shmkv._attached cimport Attached, mapped_give, mapped_hold
 from shmkv._core cimport attach, count, drop_unlinked, find, finish
 from shmkv._crash cimport crash_point
+from shmkv._events cimport memory_changed
 from shmkv._futex cimport load64_relaxed, load_words
 from shmkv._layout cimport tensor_at, word_generation
 from shmkv._lease cimport lease_give, lease_take
@@ -96,6 +97,7 @@ cdef void take_back(Link* link, Lent* lent) noexcept nogil:
         # Nobody uses a record again that a living side holds a lease in; but this side may have been taken for dead.
         if word_generation(load64_relaxed(&link.record.state)) == link.serial:
             lease_give(link.mine, lent.lease)
+            memory_changed(link.directory)
         lent.lease = -1
     if lent.mapped != NULL:
         mapped_give(lent.mapped)

@@ -322,11 +322,14 @@ class OwnCaches:
     @property
     def may_free_untold(self) -> bool:
         """May memory become free without `memory_freed` soon: a key's time ends, or this process leaves a cache that it copies?"""
-        return time.monotonic_ns() < self._last_ttl_ns or any(cache.local.uses for cache in self._leaving.values())
+        # A little longer than the key's time: it may have ended since the last look.
+        is_due = time.monotonic_ns() < self._last_ttl_ns + REAP_INTERVAL_NS
+        return is_due or any(cache.local.uses for cache in self._leaving.values())
 
     def _note_ttl(self, ttl_ms: int | None) -> None:
         if ttl_ms is not None:
             self._last_ttl_ns = max(self._last_ttl_ns, time.monotonic_ns() + ttl_ms * 1_000_000)
+            self._directory.memory_freed()      # not yet, but who waits for memory has to look when the time is over
 
     def _is_pinned(self, cache: OwnCache) -> bool:
         """Does anybody read or write the cache now, or keep it by a lease?"""

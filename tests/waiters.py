@@ -1,10 +1,15 @@
-"""Who is counted in at the words of a cluster's directory, read in /dev/shm whatever its process does."""
+"""Waits of other processes: their calls, and who is counted in at the words of a directory, read in /dev/shm."""
 from __future__ import annotations
 
+from typing import Any
+
 from memory import wait_until, word
-from peer import SHM, Namespace
+from peer import SHM, Namespace, Peer, req
 
 from shmkv._mapping import Region
+
+T_MS = 20000
+MANAGER = "manager = agent.dist.kv_cache_manager\n"
 
 
 def _header(region: Region, name: str) -> int:
@@ -35,3 +40,25 @@ def memory_waiters(namespace: Namespace, cluster_id: int = 1) -> int:
 
 def until_waiting(namespace: Namespace, count: int = 1, cluster_id: int = 1) -> None:
     wait_until(lambda: waiters(namespace, cluster_id) == count, f"{count} wait")
+
+
+def key_code(key: list[Any]) -> str:
+    kind, *values = key
+    name = {"key": "CacheKey", "id": "CacheKeyByIdAndIndex", "blocks": "BlocksCacheKey"}[kind]
+    return f"shmkv.{name}({', '.join(map(str, values))})"
+
+
+def send_wait(d: Peer, key: list[Any], timeout_ms: int = T_MS) -> None:
+    d.send("execute", code=f"{MANAGER}manager.wait_for_key({key_code(key)}, {timeout_ms})")
+
+
+def send_pull(d: Peer, key: list[Any], name: str = "kv", **how: Any) -> None:
+    d.send("pull", key=key, name=name, wait=True, **how)
+
+
+def publish(p: Peer, number: int, *, publish: bool = True) -> None:
+    """A cache whose row 0 has the key `number` and its pattern."""
+    p.call("allocate", name=f"kv{number}", keys=[req(1, number)], publish=False)
+    p.call("fill", name=f"kv{number}", generation=number)
+    if publish:
+        p.call("publish", name=f"kv{number}")

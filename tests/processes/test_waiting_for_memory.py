@@ -110,6 +110,22 @@ def test_an_allocation_waits_for_a_lease(namespace: Namespace, prompt: StartPeer
     assert memory_waiters(namespace) == 0
 
 
+@pytest.mark.parametrize("lent", ["view_cache", "fork_cache"])
+def test_an_allocation_waits_for_what_is_lent(namespace: Namespace, prompt: StartPeer, decoder: StartPeer, lent: str) -> None:
+    p, d = prompt(1, env={"SHMKV_RECYCLE_BYTES": "0"}), decoder(2)
+    _full(p)
+    d.call("execute", code=f"agent.lent = agent.dist.kv_cache_manager.{lent}(shmkv.CacheKey(1, 0, 0))")
+    p.call("remove_key", key=req(1, 0))
+    p.send("allocate", name="more", wait_ms=T_MS, **SMALL)
+    wait_until(lambda: memory_waiters(namespace) == 1, "it waits")
+    assert not p.answers_within(0.1)
+    d.call("execute", code="agent.lent.close()")
+    answer = p.receive()
+    assert answer.outcome == SUCCESS, answer.trace
+    assert answer.ms < T_MS / 2
+    assert memory_waiters(namespace) == 0
+
+
 def test_an_allocation_that_waits_in_vain(namespace: Namespace, prompt: StartPeer) -> None:
     p = prompt(1, env={"SHMKV_RECYCLE_BYTES": "0"})
     _full(p)
