@@ -110,16 +110,18 @@ def test_an_allocation_waits_for_a_lease(namespace: Namespace, prompt: StartPeer
     assert memory_waiters(namespace) == 0
 
 
-@pytest.mark.parametrize("lent", ["view_cache", "fork_cache"])
-def test_an_allocation_waits_for_what_is_lent(namespace: Namespace, prompt: StartPeer, decoder: StartPeer, lent: str) -> None:
+@pytest.mark.parametrize(("lend", "end"), [("view_cache", "agent.lent.close()"),
+                                          ("fork_cache", "agent.dist.kv_cache_manager.deallocate_cache(agent.lent)")])
+def test_an_allocation_waits_for_what_is_lent(namespace: Namespace, prompt: StartPeer, decoder: StartPeer, lend: str,
+                                              end: str) -> None:
     p, d = prompt(1, env={"SHMKV_RECYCLE_BYTES": "0"}), decoder(2)
     _full(p)
-    d.call("execute", code=f"agent.lent = agent.dist.kv_cache_manager.{lent}(shmkv.CacheKey(1, 0, 0))")
+    d.call("execute", code=f"agent.lent = agent.dist.kv_cache_manager.{lend}(shmkv.CacheKey(1, 0, 0))")
     p.call("remove_key", key=req(1, 0))
     p.send("allocate", name="more", wait_ms=T_MS, **SMALL)
     wait_until(lambda: memory_waiters(namespace) == 1, "it waits")
     assert not p.answers_within(0.1)
-    d.call("execute", code="agent.lent.close()")
+    d.call("execute", code=end)
     answer = p.receive()
     assert answer.outcome == SUCCESS, answer.trace
     assert answer.ms < T_MS / 2
