@@ -10,7 +10,7 @@ from mid_copy import NBYTES, OLD, ONE, fill
 from peer import StartPeer
 
 pytestmark = pytest.mark.timeout(900)           # the first one may wait for a build
-TRIES = 5               # the copy may be over before the attempts were made
+TRIES = 200             # on a busy machine a copy may be over before the attempts were made
 PLAIN_AND_SANITIZED = pytest.mark.parametrize("build", [
     "plain", pytest.param("address", marks=pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler"))])
 STORES = {

@@ -85,16 +85,19 @@ def test_pulls_and_waits(namespace: Namespace, pair: tuple[Peer, Peer]) -> None:
     p, d = pair
     begin(d, "at once", pulling(5, ""))
     assert end(d, "at once") == NOT_EXIST, "as without asyncio"
-    begin(d, "key", "manager.wait_for_key_async(shmkv.CacheKey(1, 5, 0))")
+    # Of a key that nobody pulls: a wait for one that is consumed before it looks ends with LLM_KV_CACHE_NOT_EXIST.
+    begin(d, "key", "manager.wait_for_key_async(shmkv.CacheKey(1, 7, 0))")
     begin(d, "short", "manager.wait_for_key_async(shmkv.CacheKey(1, 6, 0), 50)")
     assert end(d, "short") == TIMED_OUT
+    allocate(p, 7, layers=3)
     allocate(p, 5, layers=3)
     begin(d, "unpublished", pulling(5, ""))
     assert end(d, "unpublished") == NOT_EXIST
     begin(d, "pull", pulling(5))
     until_waiting(namespace, 2)
-    p.call("publish", name="kv5")
+    p.call("publish", name="kv7")
     assert end(d, "key") == "None"
+    p.call("publish", name="kv5")
     assert end(d, "pull") == "None"
     assert np.array_equal(d.read("kv")[:, :, 0], p.read("kv5")[:, :, 0])
     begin(d, "again", pulling(5, ""))
