@@ -40,7 +40,16 @@ from shmkv._link_handle cimport LinkHandle
 from shmkv._link_record cimport end_link
 from shmkv._lookup cimport FIND_CONSUMED, FIND_NEVER, FIND_REMOVED, find_blocks, find_key, find_row, is_same_row, pin, unpin
 from shmkv._pull cimport request_init, set_key
-from shmkv._wait cimport WAIT_NOT_YET, Ending, sleeper_count_in, sleeper_leave, sleeper_seen, sleeper_sleep
+from shmkv._wait cimport (
+    TURN_ARM,
+    TURN_LOOK,
+    WAIT_NOT_YET,
+    Ending,
+    sleeper_count_in,
+    sleeper_end_turn,
+    sleeper_seen,
+    sleeper_sleep,
+)
 
 
 # -- finding ---------------------------------------------------------------------------------------------------------
@@ -153,11 +162,14 @@ cdef int sleep_for(Link* link, Request* want, const FoundRow* found, int awaited
     cdef DirectoryHeader* header = directory_header(link.directory)
     cdef uint32_t* event = &found.row.event if awaited == AWAIT_ROW else &header.key_event
     cdef int status
-    if turn_ns == 0:
-        return WAIT_NOT_YET         # only a look was asked for
+    if turn_ns == TURN_LOOK:
+        return WAIT_NOT_YET
     if sleeper.event != <uint64_t><size_t>event:
         sleeper_count_in(sleeper, event, &found.row.progress_waiters if awaited == AWAIT_ROW else &header.key_waiters)
         return 0
+    if turn_ns == TURN_ARM:
+        sleeper.seen = seen
+        return WAIT_NOT_YET
     status = sleeper_sleep(sleeper, seen, &want.wait, turn_ns, watched)
     if status == 0:
         status = look(link)
@@ -208,7 +220,7 @@ cdef class KeyWait(Ending):
                     break
             if status == AWAIT_KEY or status == AWAIT_ROW:
                 status = sleep_for(link, &self.want, &self.found, status, &self.sleeper, seen, turn_ns, watched)
-        sleeper_leave(&self.sleeper)
+        sleeper_end_turn(&self.sleeper, status, turn_ns)
         return status
 
     cdef int look_for_row(self, Link* link) noexcept nogil:

@@ -54,7 +54,7 @@ from shmkv._local cimport Local, LocalCache, local_enter, local_leave
 from shmkv._lookup cimport FIND_NEVER, FIND_UNPUBLISHED, FoundRow, recheck, unpin
 from shmkv._plan cimport Plan
 from shmkv._pull cimport request_init, set_key
-from shmkv._wait cimport WAIT_NOT_YET, Ending, Sleeper, sleeper_leave, sleeper_seen
+from shmkv._wait cimport WAIT_NOT_YET, Ending, Sleeper, sleeper_end_turn, sleeper_seen
 from shmkv._within cimport COPY_DST_GONE, check_target
 
 cdef enum:
@@ -93,7 +93,7 @@ cdef int flow_run(Flow* flow, Link* link, Local* dst, Sleeper* sleeper, int64_t 
             status = FIND_NEVER
         elif status == AWAIT_KEY or status == AWAIT_ROW:
             status = sleep_for(link, &flow.want, &flow.found, status, sleeper, seen, turn_ns, watched)
-    sleeper_leave(sleeper)
+    sleeper_end_turn(sleeper, status, turn_ns)
     if status == 0 and flow.done < flow.count:
         return FLOW_MORE
     return status

@@ -90,6 +90,27 @@ cdef extern from *:
         return -errno;
     }
 
+    /* One of the words that a thread sleeps on together, as the kernel takes them (futex_waitv). */
+    struct futex_slept { uint64_t value, address; uint32_t flags, reserved; };
+    #define FUTEX_SLEPT_MOST 128
+    #ifndef SYS_futex_waitv
+    #define SYS_futex_waitv 449
+    #endif
+
+    static inline void futex_slept_set(struct futex_slept *slept, uint64_t address, uint32_t value)
+    {
+        struct futex_slept made = { value, address, 2 /* 32 bits, shared */, 0 };
+        *slept = made;
+    }
+
+    /* Sleep while all words have the values given with them, until an absolute time. 0 or -errno (EAGAIN, EINTR, ETIMEDOUT;
+       ENOSYS or EPERM where the kernel has no such call, or somebody keeps it back). */
+    static inline int futex_wait_any(struct futex_slept *slept, uint32_t count, int64_t until_ns)
+    {
+        struct timespec t = { until_ns / 1000000000, until_ns % 1000000000 };
+        return syscall(SYS_futex_waitv, slept, count, 0, &t, CLOCK_MONOTONIC) >= 0 ? 0 : -errno;
+    }
+
     static inline void futex_wake_all(uint32_t *word, int shared)
     {
         syscall(SYS_futex, word, FUTEX_WAKE | (shared ? 0 : FUTEX_PRIVATE_FLAG), INT_MAX, NULL, NULL, 0);
@@ -119,6 +140,13 @@ cdef extern from *:
     bint swap64_seq(uint64_t *p, uint64_t expected, uint64_t value) noexcept nogil
     int64_t now_ns() noexcept nogil
     int futex_wait_until(uint32_t *word, uint32_t value, int64_t until_ns, bint shared) noexcept nogil
+    struct futex_slept:
+        uint64_t value
+        uint64_t address
+    enum:
+        FUTEX_SLEPT_MOST
+    void futex_slept_set(futex_slept *slept, uint64_t address, uint32_t value) noexcept nogil
+    int futex_wait_any(futex_slept *slept, uint32_t count, int64_t until_ns) noexcept nogil
     void futex_wake_all(uint32_t *word, bint shared) noexcept nogil
 
     ctypedef struct pthread_mutex_t:

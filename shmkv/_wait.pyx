@@ -61,6 +61,12 @@ cdef void sleeper_leave(Sleeper* sleeper) noexcept nogil:
         crash_point(b"counted-out")
 
 
+cdef void sleeper_end_turn(Sleeper* sleeper, int status, int64_t turn_ns) noexcept nogil:
+    """At the end of each turn that ended in `status`."""
+    if turn_ns != TURN_ARM or status != WAIT_NOT_YET:
+        sleeper_leave(sleeper)
+
+
 cdef uint32_t sleeper_seen(const Sleeper* sleeper) noexcept nogil:
     """The value to sleep on, loaded before the look. 0 if it is not counted in, and does not sleep then."""
     return load32_seq(<const uint32_t*><size_t>sleeper.event) if sleeper.event != 0 else 0
@@ -68,27 +74,35 @@ cdef uint32_t sleeper_seen(const Sleeper* sleeper) noexcept nogil:
 
 cdef int sleeper_sleep(Sleeper* sleeper, uint32_t seen, Patience* wait, int64_t turn_ns, bint watched) noexcept nogil:
     """Sleep while the word is as it was seen: 0 (look again), WAIT_*, LINK_TIMEOUT or LINK_INTERRUPTED."""
-    cdef int64_t until = min(wait.deadline_ns, turn_ns), now = now_ns()
+    cdef int64_t now = now_ns()
     cdef int status = asked_of(sleeper, wait)
     if status != 0:
         return status
-    if not watched:
-        until = min(until, now + SLICE_NS)
-    elif wait.is_main:
-        until = min(until, now + MAIN_SLICE_NS)
     crash_point(b"sleeping")
-    status = futex_wait_until(<uint32_t*><size_t>sleeper.event, seen, until, True)
+    status = futex_wait_until(<uint32_t*><size_t>sleeper.event, seen, wake_time(wait, now, turn_ns, watched), True)
     now = now_ns()
-    if status == -EINTR or now - wait.signals_ns >= SIGNALS_NS:
-        status = run_signals(wait)
-        if status != 0:
-            return status
+    status = run_due_signals(wait, now, status)
+    if status != 0:
+        return status
     status = asked_of(sleeper, wait)
     if status == 0 and now >= wait.deadline_ns:
         status = LINK_TIMEOUT
     elif status == 0 and now >= turn_ns:
         status = WAIT_NOT_YET
     return status
+
+
+cdef int64_t wake_time(const Patience* wait, int64_t now, int64_t turn_ns, bint watched) noexcept nogil:
+    """When a sleep ends that nobody ends."""
+    cdef int64_t until = min(wait.deadline_ns, turn_ns)
+    if not watched:
+        return min(until, now + SLICE_NS)
+    return min(until, now + MAIN_SLICE_NS) if wait.is_main else until
+
+
+cdef int run_due_signals(Patience* wait, int64_t now, int slept) noexcept nogil:
+    """After a sleep that ended in `slept`: 0 or LINK_INTERRUPTED."""
+    return run_signals(wait) if slept == -EINTR or now - wait.signals_ns >= SIGNALS_NS else 0
 
 
 cdef int asked_of(Sleeper* sleeper, const Patience* wait) noexcept nogil:
@@ -121,6 +135,15 @@ cdef class Ending:
         swap32_seq(&self.sleeper.asked, ASKED_NOTHING, ASKED_FOR_TURN)
         self.wake()
 
+    def count_out(self):
+        """Nobody needs to tell it anything any more; twice is no error. Only on the thread that waits."""
+        sleeper_leave(&self.sleeper)
+
+    @property
+    def has_news(self):
+        """Of a wait that is counted in and does not sleep itself: is there something to look at?"""
+        return self.sleeper.event == 0 or sleeper_seen(&self.sleeper) != self.sleeper.seen
+
     @property
     def is_cancelled(self):
         """Was it cancelled?"""
@@ -137,7 +160,6 @@ cdef class Ending:
 cdef class EventWait(Ending):
     """A wait on a word of the own directory: count in, `see`, look, `sleep` if that was in vain, and again; then `count_out`."""
     cdef Region directory
-    cdef uint32_t seen
 
     def __init__(self, Region directory):
         self.directory = directory
@@ -157,13 +179,9 @@ cdef class EventWait(Ending):
         cdef RowRecord* row = row_at(self.directory.address, number)
         sleeper_count_in(&self.sleeper, &row.event, &row.progress_waiters)
 
-    def count_out(self):
-        """Nobody needs to say anything any more; twice is no error."""
-        sleeper_leave(&self.sleeper)
-
     def see(self):
         """Before each look."""
-        self.seen = sleeper_seen(&self.sleeper)
+        self.sleeper.seen = sleeper_seen(&self.sleeper)
 
     def sleep(self, int64_t deadline_ns, int64_t turn_ns, bint watched):
         """0: look again. Else WAIT_* or LINK_TIMEOUT; raises what a signal handler raised. Times are CLOCK_MONOTONIC; `watched`:
@@ -173,10 +191,11 @@ cdef class EventWait(Ending):
         wait.deadline_ns = deadline_ns
         self.begin_turn(&wait)
         with nogil:
-            status = sleeper_sleep(&self.sleeper, self.seen, &wait, turn_ns, watched)
+            status = sleeper_sleep(&self.sleeper, self.sleeper.seen, &wait, turn_ns, watched)
         if status == LINK_INTERRUPTED:
             raise_pending()
         return status
 
 
 NOT_YET = WAIT_NOT_YET
+LOOK_NS, ARM_NS = TURN_LOOK, TURN_ARM

@@ -62,10 +62,12 @@ class LLMStatusCode(NamedIntEnum):
 class LLMException(RuntimeError):
     """An operation could not be done; ``status_code`` says why, LLM_FAILED if nothing else does.
 
-    ``failed_request`` is the place of the request that failed in a call that takes several, else None.
+    ``failed_request`` is the place of the request that failed in a call that takes several, else None; ``done_requests`` are the
+    places of those that were done, where the call does not go through them in order.
     """
 
     failed_request: int | None = None
+    done_requests: tuple[int, ...] | None = None
 
     def __init__(self, *args: object, status_code: LLMStatusCode = LLMStatusCode.LLM_FAILED) -> None:
         super().__init__(*args)

@@ -252,8 +252,9 @@ class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, AsyncCalls, 
             kv_cache._keep_prepared(request.options, self._prepare(request))
         self._pull(request)
 
-    def _prepare(self, request: PullRequest) -> PreparedPull:
-        """A prepared pull with the options of a request. The cache may keep it, so it does not keep the cache."""
+    def _prepare(self, request: PullRequest, wait_ms: int | None = None) -> PreparedPull:
+        """A prepared pull with the options of a request, which waits if `wait_ms` is given. The cache may keep it, so it does not
+        keep the cache."""
         own, reference, options = self._usable(request.kv_cache), weakref.ref(request.kv_cache), request.options
 
         def checked(cache_key: PullKey, row: int) -> None:
@@ -261,9 +262,14 @@ class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, AsyncCalls, 
             if cache is None:
                 raise LLMException("the destination was deallocated", status_code=LLMStatusCode.LLM_KV_CACHE_NOT_EXIST)
             self._check_role("pull_cache", LLMRole.DECODER)
-            self._pull(PullRequest.with_options(cache_key, cache, row, options))
+            again = PullRequest.with_options(cache_key, cache, row, options)
+            if wait_ms is None:
+                self._pull(again)
+            else:
+                self._pull_waiting(again, wait_ms)
 
-        return transfer.prepare(self._cluster, self._links, own.local, own.desc, request.select, request.consumes, checked)
+        return transfer.prepare(self._cluster, self._links, own.local, own.desc, request.select, request.consumes, checked,
+                                is_quick=wait_ms is None)
 
     def _pull(self, request: PullRequest) -> None:
         own = self._usable(request.kv_cache)
@@ -272,28 +278,39 @@ class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, AsyncCalls, 
     def prepare_pull(self, kv_cache: KvCache, *, batch_index: int = 0, size: int = -1, src_layer_range: range | None = None,
                      dst_layer_range: range | None = None, src_cache_offset: int | None = None,
                      dst_cache_offset: int | None = None, tensor_num_per_layer: int = 2,
-                     heads: HeadSlice | None = None, strict_format: bool = False) -> PreparedPull:
+                     heads: HeadSlice | None = None, strict_format: bool = False, wait: bool = False,
+                     timeout_ms: int | None = None) -> PreparedPull:
         """A `pull_cache` with everything but the key settled and checked: call what is returned with a key, as often as needed.
 
-        It answers what the plain call would, also after the peer restarted or the caches changed. Raises as `pull_cache` does
-        for these arguments.
+        It answers what the plain call would, also after the peer restarted or the caches changed. With ``wait=True`` each call
+        waits as that call does, `timeout_ms` from its own beginning on. Raises as `pull_cache` does for these arguments.
         """
         self._check_role("prepare_pull", LLMRole.DECODER)
+        wait_ms = self._wait_ms(timeout_ms) if check_bool("wait", wait) else None
         return self._prepare(PullRequest(ANY_KEY, kv_cache, batch_index, size, src_layer_range=src_layer_range,
                                          dst_layer_range=dst_layer_range, src_cache_offset=src_cache_offset,
                                          dst_cache_offset=dst_cache_offset, tensor_num_per_layer=tensor_num_per_layer,
-                                         heads=heads, strict_format=strict_format))
+                                         heads=heads, strict_format=strict_format), wait_ms)
 
-    def pull_many(self, requests: Sequence[PullRequest]) -> None:
+    def pull_many(self, requests: Sequence[PullRequest], *, wait: bool = False, timeout_ms: int | None = None) -> None:
         """Several pulls in one call (role DECODER), in order; neighbours from one cluster share one lock and one deadline.
 
         The first request that fails ends the call: its exception has its place in `failed_request`, those before it are done and
         those behind it are not. All destinations of neighbours are checked before their first byte.
+
+        With ``wait=True`` what is not there or not published yet is waited for, as by ``pull_cache(wait=True)``, for all requests
+        at once: each goes on when there is something for it, `timeout_ms` (None = sync_kv_timeout) is the deadline of all, and
+        all destinations are checked before the first byte. Those that are done when one fails stand in `done_requests` of the
+        exception.
         """
         self._check_role("pull_many", LLMRole.DECODER)
-        transfer.pull_many(self._cluster, self._links, [
+        pulls: list[transfer.PullArguments] = [
             (request.cache_key, request.kv_cache._local or self._usable(request.kv_cache).local, request.kv_cache._cache_desc,
-             request.select, request.consumes) for request in check_sequence("requests", requests, PullRequest)])
+             request.select, request.consumes) for request in check_sequence("requests", requests, PullRequest)]
+        if check_bool("wait", wait):
+            self._pull_many_waiting(pulls, timeout_ms)
+        else:
+            transfer.pull_many(self._cluster, self._links, pulls)
 
     def last_pull(self) -> LastPull:
         """What the calling thread's last successful pull or copy did; zeros before the first."""

@@ -33,6 +33,7 @@ class OwnWait(_wait.EventWait):
 
     def wait_until(self, first: int, end: int, turn_ns: int, watched: bool) -> int:
         """Until tensors `first` to `end` (-1 = all) of the row are published: 0, or why not."""
+        is_armed = False
         try:
             while True:
                 self.see()
@@ -42,17 +43,21 @@ class OwnWait(_wait.EventWait):
                     status, word = self._look(first, end)
                 if status != _lookup.UNPUBLISHED or not self._waits:
                     return status
-                if turn_ns == 0:
+                if turn_ns == _wait.LOOK_NS:
                     return int(_wait.NOT_YET)
                 if word != self._word:
                     self._count_in(word)
                     continue
+                if turn_ns == _wait.ARM_NS:
+                    is_armed = True
+                    return int(_wait.NOT_YET)
                 slept = self.sleep(self._deadline, turn_ns, watched)
                 if slept:
                     return slept
         finally:
-            self._word = None
-            self.count_out()
+            if not is_armed:
+                self._word = None
+                self.count_out()
 
     def _count_in(self, word: int) -> None:
         if word < 0:

@@ -1,7 +1,7 @@
 """Calls that wait: for keys, for layers, for both at once; and the mark that the prompt's side sets after each layer."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from shmkv.cache_arguments import check_rows
 from shmkv.checks import check_positive, check_type, check_uint32
@@ -11,8 +11,10 @@ from shmkv.kv_cache import KvCache, check_kv_cache
 from shmkv.manager_base import ManagerBase
 from shmkv.pull_arguments import PullRequest, check_usable_key
 from shmkv.pull_failure import PullKey, SourceKey
+from shmkv.transfer import PullArguments
 from shmkv.types import LLMRole
 from shmkv.waiting import NEVER_NS, Waiting
+from shmkv.waiting_rows import WaitingRows
 
 
 class LayerPull:
@@ -158,6 +160,10 @@ class StreamCalls(ManagerBase):
             waiting.step()
         finally:
             waiting.close()
+
+    def _pull_many_waiting(self, pulls: Sequence[PullArguments], timeout_ms: int | None) -> None:
+        """`pull_many` with ``wait=True``."""
+        WaitingRows(self._waits, self._wait_ms(timeout_ms)).run(pulls)
 
     def _row_wait(self, request: PullRequest, timeout_ms: int | None, piece: int = 0, waits: bool = True) -> Waiting:
         own = self._usable(request.kv_cache)

@@ -89,13 +89,13 @@ def _pull_some(cluster: Cluster, links: Links, pulls: Sequence[PullArguments], b
 
 
 def prepare(cluster: Cluster, links: Links, dst: LocalCache, desc: CacheDesc, select: Select, consumes: bool,
-            checked: Callable[[PullKey, int], None]) -> _pull.PreparedPull:
+            checked: Callable[[PullKey, int], None], *, is_quick: bool = True) -> _pull.PreparedPull:
     """A pull whose arguments are checked. `checked(key, row)` is the same pull with all checks, for when the quick way does not
-    apply."""
+    apply; without `is_quick` there is no other."""
 
     def again(key: PullKey, row: int) -> LinkHandle | None:
         checked(key, row)
-        return links.handle(key.cluster_id)
+        return links.handle(key.cluster_id) if is_quick else None
 
     def fail(key: PullKey, row: int, status: int) -> LLMException:
         return pull_failure(status, cluster, links, key, desc, (*select[:4], row, *select[5:]))

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar, cast
 
-from shmkv import _lease, _link, _link_record, _pull, _wait
+from shmkv import _lease, _link, _link_record, _pull, _wait, _wait_any
 from shmkv._await import KeyWait
 from shmkv._flow import RowFlow
 from shmkv._link_handle import LinkHandle
@@ -26,7 +26,6 @@ from shmkv.pull_failure import PullKey, Select, SourceKey, code_of, failure, sen
 from shmkv.types import CacheDesc, DataType
 
 NEVER_NS = 2**63 - 1
-NOW_NS = 0                      # of a turn: only a look
 SOON_NS = 25_000_000            # a little more than the time between two looks of an owner for dead readers
 NO_DESC = CacheDesc(1, [1], DataType.DT_INT8)
 NO_SELECT: Select = (-1, 0, 0, 0, 0, 0, -1, 0, -1, 0)
@@ -43,9 +42,13 @@ class Ends(Protocol):
 
 
 class Runs(Ends, Protocol):
-    """A wait for a row. `run` answers 0, MORE, NOT_YET or why it will not come."""
+    """A wait for a row. `run` answers 0, MORE, NOT_YET or why it will not come; after a turn of ARM_NS that is not yet over, the
+    caller sleeps for it (`waiting_rows.py`)."""
 
     def run(self, turn_ns: int, watched: bool) -> int: ...
+    @property
+    def has_news(self) -> bool: ...
+    def count_out(self) -> None: ...
 
 
 class Waits:
@@ -73,8 +76,10 @@ class Waits:
                 piece: int = 0, waits: bool = True) -> Waiting:
         """A pull that waits; arguments as for `transfer.pull` and `_flow.RowFlow`."""
         handle = self._links.handle(key.cluster_id)
-        if handle is None and key.cluster_id != self._cluster.cluster_id:
-            status = _pull.check(dst, select) or _link.ENDED
+        status = _pull.check(dst, select)
+        if status == 0 and handle is None and key.cluster_id != self._cluster.cluster_id:
+            status = _link.ENDED
+        if status:
             raise self._failure(status, key, "pull of", desc, select)
         wait: Runs
         if handle is None:
@@ -96,12 +101,27 @@ class Waits:
         """One turn. Nobody is watched for what is there already."""
         self._running.add(id(wait))
         try:
-            status = wait.run(NOW_NS, True)
-            if status == _wait.NOT_YET and turn_ns != NOW_NS:
-                status = wait.run(turn_ns, handle is None or self._peers.watch(handle.peer_slot, handle.peer_incarnation))
+            status = wait.run(_wait.LOOK_NS, True)
+            if status == _wait.NOT_YET and turn_ns != _wait.LOOK_NS:
+                status = wait.run(turn_ns, self._is_watched(handle))
             return status
         finally:
             self._running.discard(id(wait))
+
+    def _is_watched(self, handle: LinkHandle | None) -> bool:
+        return handle is None or self._peers.watch(handle.peer_slot, handle.peer_incarnation)
+
+    def sleep(self, armed: Sequence[Waiting], deadline_ns: int) -> tuple[int, bool]:
+        """Sleep for waits that are not yet over after a turn of ARM_NS: (0 or _link.TIMEOUT, does `has_news` tell which of them
+        have to look again? Else all have to)."""
+        running = {id(each.wait) for each in armed}
+        self._running.update(running)
+        try:
+            is_watched = all(self._is_watched(each.handle) for each in armed)
+            waits = cast(list[_wait.Ending], [each.wait for each in armed])
+            return _wait_any.sleep_any(waits, deadline_ns, is_watched), is_watched
+        finally:
+            self._running.difference_update(running)
 
     def for_memory(self, attempt: Callable[[], T], wait_ms: int) -> T:
         """What `attempt` returns, as soon as it does not raise that memory is short; what it raises at the end of `wait_ms`."""

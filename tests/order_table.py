@@ -64,6 +64,7 @@ EXEMPT: dict[str, str] = {
            "_crew:body:load32_acquire#1", "_crew:body:load32_acquire#2"),
     **_all("late is as good: a count that is too high for a moment costs a wake",
            "_wait:sleeper_leave:exchange64_seq#1", "_wait:sleeper_leave:add32_seq#1"),
+    **_all("stored by the thread that loads it", "_wait_any:gather:load64_seq#1"),
     **_all("a wait for a key reads nothing of the row", "_await:look_at_blocks:load64_seq#1"),
     **_all("shown to a person or a test: each number for itself", "_wait:is_cancelled:load32_seq#1",
            "_futex:value:load32_acquire#1", "_link_handle:word:load32_acquire#1",

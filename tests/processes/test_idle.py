@@ -121,6 +121,8 @@ agent.threads = [threading.Thread(target=wait, args=("pull_cache", shmkv.CacheKe
 agent.threads += [threading.Thread(target=wait, args=("wait_for_key", shmkv.CacheKey(1, n, 0), 100000)) for n in (70, 72)]
 agent.threads += [threading.Thread(target=wait, args=("pull_layers", shmkv.CacheKey(1, 70, 0), agent.caches["small"]),
                                    kwargs={"timeout_ms": 100000})]
+requests = [shmkv.PullRequest(shmkv.CacheKey(1, n, 0), agent.caches["small"]) for n in (70, 72)]
+agent.threads += [threading.Thread(target=wait, args=("pull_many", requests), kwargs={"wait": True, "timeout_ms": 100000})]
 for thread in agent.threads: thread.start()
 """
 
@@ -132,13 +134,13 @@ def test_who_waits_for_keys_and_layers_does_not_wake_up(namespace: Namespace, pr
     p.call("allocate", name="late", keys=[req(1, 70)], publish=False)
     p.call("publish", name="late", layers=1)
     d.call("execute", code=WAIT)
-    until_waiting(namespace, 5)
+    until_waiting(namespace, 7)
     for peer in (p, d):
         assert _wake_ups(peer.pid, window_s)[0] == 0
     began = time.monotonic()
     p.kill()
     said = d.call("execute", code="for thread in agent.threads: thread.join(15)\nresult = agent.outcomes")
-    assert said == ["LLM_WAIT_PROCESS_TIMEOUT"] * 5
+    assert said == ["LLM_WAIT_PROCESS_TIMEOUT"] * 6
     assert time.monotonic() - began < 10
 
 
