@@ -1,6 +1,8 @@
 """Types of getting a link's lock, and its answers."""
 from typing import Final
 
+from shmkv._mapping import Region
+
 ENDED: Final[int]
 BUSY: Final[int]
 PEER_GONE: Final[int]
@@ -8,5 +10,9 @@ TIMEOUT: Final[int]
 INTERRUPTED: Final[int]
 CANCELLED: Final[int]
 FORKED: Final[int]
+
+class LinkEnd:
+    @property
+    def directory(self) -> Region | None: ...
 
 def inside_call() -> bool: ...
