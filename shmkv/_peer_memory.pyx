@@ -300,16 +300,14 @@ def transfer(Region members, int life_fd, uint32_t slot, uint64_t incarnation, l
 
 cdef int make_plan(Plan* plan, list runs, bint writes) except -1:
     cdef Span span
-    cdef uint64_t mine, theirs
     if reserve_spans(plan, len(runs)) != 0:
         raise MemoryError(f"no memory for {len(runs)} runs")
-    for each in runs:
-        if not (min(each) > 0 and each[0] + each[2] <= 1 << 63 and each[1] + each[2] <= 1 << 63):
-            raise ValueError(f"{each!r} is no run: address here, address there, bytes")
-        memset(&span, 0, sizeof(Span))
-        mine, theirs, span.nbytes = each
-        span.src, span.dst = (mine, theirs) if writes else (theirs, mine)
-        span.src_left = span.dst_left = span.nbytes
+    memset(&span, 0, sizeof(Span))
+    for here, there, nbytes in runs:
+        if min(here, there, nbytes) <= 0 or max(here, there) + nbytes > 1 << 63:
+            raise ValueError(f"no run: {nbytes} bytes between address {here} here and address {there} of the peer")
+        span.src, span.dst = (here, there) if writes else (there, here)
+        span.nbytes = span.src_left = span.dst_left = nbytes
         add(plan, &span)
     return 0
 
