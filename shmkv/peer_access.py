@@ -39,11 +39,11 @@ def access_sentence(status: int, peer: str, pid: int, place: str) -> str:
                                 "processes have to be in one pid namespace (containers: a common one, such as --pid=host)",
         _peer_memory.REPLACED: f"process {pid} did not start when {peer} recorded it: {peer} died and its pid was given to another "
                                "process, or the two are in different time namespaces",
-        _peer_memory.UNMAPPED: f"{peer} has no memory at {place}, or none that may be used so: what it registered there is gone, or "
-                               "never was",
+        _peer_memory.UNMAPPED: f"{peer} has no memory at {place}, or none that may be used so: what it registered there is gone, "
+                               "or never was",
         _peer_memory.OWN_UNMAPPED: f"this process has no memory at {place}, or none that may be used so",
-        _peer_memory.UNSURE: f"it cannot be told whether process {pid} still is {peer}: the life file, or /proc/{pid}/stat, could not "
-                             "be read",
+        _peer_memory.UNSURE: f"it cannot be told whether process {pid} still is {peer}: the life file, or /proc/{pid}/stat, could "
+                             "not be read",
         _peer_memory.NO_ROOM: f"the kernel has no memory for a transfer with process {pid}",
     }[status]
 
@@ -76,7 +76,8 @@ def _own_limits() -> list[str]:
         found.append("kernel.yama.ptrace_scope is 1: set it to 0 (sysctl kernel.yama.ptrace_scope=0), give this process "
                      "CAP_SYS_PTRACE, or let the owner of the memory allow it by SHMKV_ALLOW_PTRACE=1 (prctl PR_SET_PTRACER)")
     elif scope == 2:
-        found.append("kernel.yama.ptrace_scope is 2: set it to 0 (sysctl kernel.yama.ptrace_scope=0) or give this process CAP_SYS_PTRACE")
+        found.append("kernel.yama.ptrace_scope is 2: set it to 0 (sysctl kernel.yama.ptrace_scope=0) or give this process "
+                     "CAP_SYS_PTRACE")
     elif scope is not None and scope >= 3:
         found.append(f"kernel.yama.ptrace_scope is {scope}, which forbids it until the machine starts again")
     if _is_filtered():

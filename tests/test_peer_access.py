@@ -1,4 +1,4 @@
-"""Whether the kernel lets processes reach each other's memory: it is asked, obeyed, and what it says comes with what to do about it."""
+"""Whether the kernel lets processes reach each other's memory: it is asked and obeyed, and a refusal says what to do about it."""
 from __future__ import annotations
 
 import errno
@@ -109,7 +109,8 @@ def test_a_process_that_is_not_dumpable_is_not_reached(namespace: Namespace) -> 
 def test_a_process_of_another_user_is_not_reached(namespace: Namespace) -> None:
     world = World(namespace, 0)
     before = BECOME.format(uid=OTHER, dumpable=1)           # after it has opened the namespace, which it could not any more
-    world.assert_refused(_peer_memory.FORBIDDEN, f"process {world.owner.pid} runs as user 0 and this one as user {OTHER}", before=before)
+    world.assert_refused(_peer_memory.FORBIDDEN, f"process {world.owner.pid} runs as user 0 and this one as user {OTHER}",
+                         before=before)
 
 
 @AS_ROOT
@@ -218,5 +219,6 @@ def test_every_answer_has_a_status_and_a_sentence() -> None:
         assert peer_access.access_code(_link.PEER_GONE, settings) == timeout
         assert peer_access.access_code(_link.TIMEOUT, settings) == timeout
     for status in peer_access.STATUSES:
-        assert len(peer_access.access_sentence(status, "cluster 7", os.getpid(), "address 0x10 (tensor 3)")) > 40
-    assert "address 0x10 (tensor 3)" in peer_access.access_sentence(_peer_memory.UNMAPPED, "cluster 7", 1, "address 0x10 (tensor 3)")
+        assert len(peer_access.access_sentence(status, "cluster 7", os.getpid(), "address 0x10")) > 40
+    for status in (_peer_memory.UNMAPPED, _peer_memory.OWN_UNMAPPED):
+        assert "address 0x10" in peer_access.access_sentence(status, "cluster 7", 1, "address 0x10")

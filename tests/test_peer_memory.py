@@ -1,4 +1,4 @@
-"""The mover for private memory of a peer: bytes as numpy has them, in both directions; who is not reached, and what is said then."""
+"""The mover for private memory of a peer: bytes as numpy has them, in both directions, and who is not reached."""
 from __future__ import annotations
 
 import hashlib
