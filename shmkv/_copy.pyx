@@ -74,15 +74,20 @@ cdef int move(const Plan* plan, const char* src, int fd, char* dst, int mode, Ch
     Source and destination do not overlap; both are memory, but for the one that is a file when `fd` is not -1: the destination in
     mode MOVE_TO_FILE, else the source. All bytes are visible to whoever sees a later store of this thread."""
     cdef Job job
-    cdef uint32_t threads
+    cdef uint32_t threads = 1
     job.plan, job.src, job.fd, job.dst, job.mode, job.check, job.context = plan, src, fd, dst, mode, check, context
     job.streaming = plan.nbytes >= nt_threshold
     job.copy = chosen.streaming if job.streaming else chosen.ordinary
-    threads = crew_limit() if plan.nbytes >= crew_threshold else 1
-    job.share_nbytes = CHUNK_NBYTES if threads == 1 else SHARE_NBYTES
+    job.share_nbytes = share_of(plan.nbytes, &threads)
     if plan.nbytes <= job.share_nbytes:
         return copy_share(&job, 0)
     return crew_run(copy_share, &job, (plan.nbytes + job.share_nbytes - 1) // job.share_nbytes, threads, copy_share_and_look)
+
+
+cdef uint64_t share_of(uint64_t nbytes, uint32_t* threads) noexcept nogil:
+    """In shares of how many bytes so much is moved, and on how many threads."""
+    threads[0] = crew_limit() if nbytes >= crew_threshold else 1
+    return CHUNK_NBYTES if threads[0] == 1 else SHARE_NBYTES
 
 
 cdef int copy_share(void* context, uint64_t share) noexcept nogil:

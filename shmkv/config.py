@@ -94,6 +94,7 @@ class Settings:
     copy: str
     async_threads: int              # for calls of asyncio
     max_leases: int                 # a link: views, forks and waiting pulls of this process
+    allow_ptrace: bool              # who registers memory for its peers lets every process of the user trace it
 
     @property
     def timeout_status(self) -> LLMStatusCode:
@@ -140,6 +141,7 @@ class Settings:
             copy=_copy(given, env),
             async_threads=_env_int(env, "SHMKV_ASYNC_THREADS", 1, 256) or DEFAULT_ASYNC_THREADS,
             max_leases=_env_int(env, "SHMKV_MAX_LEASES", 1, MOST_LEASES) or MOST_LEASES,
+            allow_ptrace=_env_int(env, "SHMKV_ALLOW_PTRACE", 0, 1) == 1,
         )
 
 
