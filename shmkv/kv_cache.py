@@ -8,7 +8,7 @@ from shmkv._mapping import Region
 from shmkv._pull import PreparedPull
 from shmkv._view import TensorView
 from shmkv.caches import Usable
-from shmkv.checks import Uncopyable, check_int64, check_sequence, check_type, wrong_type
+from shmkv.checks import ApiObject, check_int64, check_sequence, check_type, wrong_type
 from shmkv.errors import LLMParamError
 from shmkv.heads import HeadSlice
 from shmkv.types import CacheDesc, DataType, Placement, storage_dtype
@@ -63,7 +63,7 @@ def row_shape(desc: CacheDesc, number: int, outer: int) -> tuple[int, ...]:
     return (*shape[:desc.batch_dim], *shape[desc.batch_dim + 1:])
 
 
-class KvCache(Uncopyable):
+class KvCache(ApiObject):
     """A cache of this process. Made by `allocate_cache` and `register_cache` of a manager, or around own memory by
     `create_cpu_cache`.
 
