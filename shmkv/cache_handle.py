@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 from shmkv._pull import PreparedPull
 from shmkv._view import TensorView
 from shmkv.caches import Usable
-from shmkv.checks import Uncopyable, check_int64, check_type
+from shmkv.checks import ApiObject, check_int64, check_type
 from shmkv.heads import HeadSlice
 from shmkv.types import CacheDesc, Placement
 
@@ -23,7 +23,7 @@ NO_LAST: tuple[Any, ...] = (*[object()] * 8, None)
 PullOptions = tuple[int, "range | None", "range | None", "int | None", "int | None", int, "HeadSlice | None", bool]
 
 
-class CacheHandle(Uncopyable):
+class CacheHandle(ApiObject):
     """A cache of this process: `cache_id` is unique until finalize, `tensors` are zero-copy views, in the order of the tensors."""
 
     def __init__(self, cache_id: int, cache_desc: CacheDesc, manager: ManagerBase | None = None, own: Usable | None = None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from shmkv import _link
 from shmkv.cache_manager import CacheManager
 from shmkv.checks import (
-    Uncopyable,
+    ApiObject,
     check_bool,
     check_dict,
     check_int32,
@@ -41,7 +41,7 @@ CLUSTER_INFO_OPTION = "llm.ClusterInfo"
 log = logging.getLogger("shmkv")
 
 
-class LLMDataDist(Uncopyable):
+class LLMDataDist(ApiObject):
     """A cluster of this process: `role` decides what it may do, `cluster_id` (uint64) is its name in the namespace.
 
     One instance a process can be initialised at a time; `llm_engine_instance` is that one or None.

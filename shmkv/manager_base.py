@@ -8,7 +8,7 @@ from shmkv._drop import DropQueue
 from shmkv._view import TensorView
 from shmkv.cache_handle import CacheHandle
 from shmkv.caches import Usable
-from shmkv.checks import Uncopyable
+from shmkv.checks import ApiObject
 from shmkv.cluster import Cluster
 from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
 from shmkv.kv_cache import make_view, row_shape, view_of
@@ -21,7 +21,7 @@ from shmkv.types import LLMRole
 from shmkv.waiting import Waits
 
 
-class ManagerBase(Uncopyable):
+class ManagerBase(ApiObject):
     """Without public calls but one; the others are in the classes derived from it."""
 
     def __init__(self, cluster: Cluster, links: Links, watch: LinkWatch, pushes: Pushes) -> None:
