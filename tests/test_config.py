@@ -210,6 +210,13 @@ def test_the_way_to_copy_is_an_option_before_it_is_a_variable() -> None:
         settings({}, SHMKV_COPY="PREAD")
 
 
+def test_the_namespace_is_an_option_before_it_is_a_variable() -> None:
+    assert settings({"shmkv.Namespace": "mine"}, SHMKV_NAMESPACE="theirs").namespace == "mine"
+    for wrong in ("", "a b", "x" * 101):
+        with pytest.raises(LLMParamError, match=r"shmkv\.Namespace must be 1 to 100 characters"):
+            settings({"shmkv.Namespace": wrong}, SHMKV_NAMESPACE="theirs")
+
+
 def test_callers_options_are_left_alone() -> None:
     options = {"llm.EnableCacheManager": "1", "unknown": "x"}
     settings(options)
