@@ -1,7 +1,7 @@
 """KvCache: what a caller holds of an allocated cache, and the views of its tensors."""
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from shmkv._drop import OnDrop
 from shmkv._mapping import Region
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 CPU_CACHE_ID = -1
 PREPARED_KEPT = 32
 OPTION_TYPES = (int, type(None), range, HeadSlice)
-# Options that no call has, and no prepared pull.
-NO_LAST: tuple[Any, ...] = (*[object()] * 8, None)
 
 # size, src_layer_range, dst_layer_range, src_cache_offset, dst_cache_offset, tensor_num_per_layer, heads, strict_format
 PullOptions = tuple[int, "range | None", "range | None", "int | None", "int | None", int, "HeadSlice | None", bool]
@@ -82,7 +80,7 @@ class KvCache(Uncopyable):
         # When the last reference to this object goes, the cache is deallocated by the manager's next call.
         self._on_drop = None if own is None or kv_cache_manager is None else OnDrop(kv_cache_manager._dropped(own), own)
         self._prepared: dict[PullOptions, PreparedPull] = {}    # made by the first pull with some options
-        self._last = NO_LAST
+        self._last: PreparedPull | None = None                  # the one that was used last
         self._is_host = cache_desc.placement == Placement.HOST
         self._tensors: tuple[TensorView, ...] = ()
         self._is_valid = True
@@ -127,7 +125,7 @@ class KvCache(Uncopyable):
         self._addrs = []
         self._tensors = ()
         self._own = self._local = None
-        self._last = NO_LAST
+        self._last = None
         self._prepared = {}
 
     def _prepared_for(self, *options: object) -> PreparedPull | None:
@@ -136,7 +134,8 @@ class KvCache(Uncopyable):
             return None
         prepared = self._prepared.get(cast(PullOptions, options))
         if prepared is not None:
-            self._last = (*options, prepared)
+            prepared.note_options(options)
+            self._last = prepared
         return prepared
 
     def _keep_prepared(self, options: PullOptions, prepared: PreparedPull) -> None:
