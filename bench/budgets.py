@@ -42,6 +42,12 @@ BUDGETS = [
     Budget("loop", "ours/best", 1 / 0.9),
     Budget("view", "ns of a view", 5000),
     Budget("fork", "ns of a fork", 100_000),
+    Budget("last layer", "ns beyond C", 80_000),
+    Budget("prefill", "ns after the last layer", 2_000_000),
+    Budget("prefill", "streamed/whole", 0.50),
+    Budget("8 waits", "wake-ups a second", 0),
+    Budget("push", "ours/C", 1.10),
+    Budget("push", "push/pull", 1.10),
 ]
 
 

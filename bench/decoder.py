@@ -1,8 +1,10 @@
 """A decoder process: pulls, or copies the same runs bare, when told. Started as ``decoder.py CLUSTER_ID PROMPT_CLUSTER_ID``."""
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -11,6 +13,11 @@ import programs
 from contenders import Target
 
 import shmkv
+
+IDLE_MODEL = 77             # of keys that nobody binds
+WAIT_MS = 100_000
+ASK_S = 0.001
+SETTLE_S = 0.1              # until all threads sleep
 
 
 class Decoder:
@@ -21,6 +28,9 @@ class Decoder:
         cluster.link(self._dist, prompt_id)
         self._target: Target | None = None
         self._calls: dict[str, Callable[[], object]] = {}
+        self._prompt_id = prompt_id
+        self._stopped = False
+        self._waiters: list[threading.Thread] = []
 
     def target(self, source: dict[str, object], num_tensors: int, row_nbytes: int, at: int, kernel: str,
                streaming: bool) -> None:
@@ -63,6 +73,35 @@ class Decoder:
             now = time.monotonic_ns()
         return number * 1e9 / (now - begin)
 
+    # -- waiting ----------------------------------------------------------------------------------------------------
+
+    def wait_idle(self, way: str, number: int) -> None:
+        """So many threads wait for keys that nobody binds ("waits"), or ask for them again and again ("asks")."""
+        self._stopped = False
+        call = self._wait if way == "waits" else self._ask
+        self._waiters = [threading.Thread(target=call, args=(shmkv.CacheKey(self._prompt_id, place, IDLE_MODEL),), daemon=True)
+                         for place in range(number)]
+        for thread in self._waiters:
+            thread.start()
+        time.sleep(SETTLE_S)
+
+    def _wait(self, key: shmkv.CacheKey) -> None:
+        with contextlib.suppress(shmkv.LLMException):
+            self._dist.kv_cache_manager.wait_for_key(key, WAIT_MS)
+
+    def _ask(self, key: shmkv.CacheKey) -> None:
+        while not self._stopped:
+            self._dist.kv_cache_manager.contains(key)
+            time.sleep(ASK_S)
+
+    def stop_waiting(self) -> None:
+        """End those threads: the waits by removing the link, which is made again."""
+        self._stopped = True
+        cluster.unlink(self._dist, self._prompt_id)
+        for thread in self._waiters:
+            thread.join(programs.DEADLINE_S)
+        cluster.link(self._dist, self._prompt_id)
+
     @staticmethod
     def threads() -> int:
         """Threads of this process, those of libraries included."""
@@ -78,7 +117,8 @@ def main() -> None:
     try:
         programs.serve({
             "target": decoder.target, "forget": decoder.forget, "check": decoder.check, "run": decoder.run,
-            "run_between": decoder.run_between, "threads": decoder.threads,
+            "run_between": decoder.run_between, "threads": decoder.threads, "wait_idle": decoder.wait_idle,
+            "stop_waiting": decoder.stop_waiting,
         })
     finally:
         decoder.close()

@@ -11,6 +11,7 @@ from multiprocessing.shared_memory import SharedMemory
 import cluster
 import numpy as np
 import programs
+from prefill import Prefill
 
 import shmkv
 
@@ -35,6 +36,7 @@ class Prompt:
         self._crowd: list[shmkv.KvCache] = []
         self._copies: dict[str, SharedMemory] = {}
         self._cycled: shmkv.KvCache | None = None
+        self.prefill = Prefill(self._manager, self._caches)
 
     # -- sources ----------------------------------------------------------------------------------------------------
 
@@ -150,7 +152,7 @@ def main() -> None:
         programs.serve({
             "publish": prompt.publish, "publish_blocks": prompt.publish_blocks, "drop": prompt.drop, "crowd": prompt.crowd,
             "share": prompt.share, "unshare": prompt.unshare, "listen": prompt.listen, "cycle_begin": prompt.cycle_begin,
-            "cycle_end": prompt.cycle_end, "cycle_source": prompt.cycle_source, "faults": cluster.faults,
+            "cycle_end": prompt.cycle_end, "cycle_source": prompt.cycle_source, "faults": cluster.faults, **prompt.prefill.commands,
         })
     finally:
         prompt.close()

@@ -52,6 +52,7 @@ cdef enum:
 
 cdef struct PushRequest:
     const uint64_t* addresses       # all of a destination, in the order of the tensors
+    uint32_t count                  # of these
     uint32_t begin                  # those of this call
     uint32_t end
     uint32_t checked_end            # and those that have to lead somewhere before the first byte
@@ -152,8 +153,8 @@ cdef int push_some(Link* link, Local* src, PushRequest* want, uint32_t* at) noex
     if status == 0:
         looker.link = link
         looker.wait = &want.wait
-        status = move(plan, src.base, segment.fd, segment.address, MOVE_DIRECT if segment.fd < 0 else MOVE_TO_FILE, look_at_link,
-                      &looker)
+        status = move(plan, plan.nbytes // tensors * want.count, src.base, segment.fd, segment.address,
+                      MOVE_DIRECT if segment.fd < 0 else MOVE_TO_FILE, look_at_link, &looker)
     if status == 0:
         want.nbytes += plan.nbytes
         status = 0 if recheck_written(link.mine, &place.found) else FIND_REMOVED
@@ -263,7 +264,7 @@ def push(LinkEnd handle, LocalCache src, Addresses addresses, uint32_t begin, ui
         return look_at_memory(&handle.link) or LINK_ENDED       # let go of: the link is over
     memset(&want, 0, sizeof(PushRequest))
     want.addresses, want.begin, want.end, want.hint = addresses.numbers, begin, end, addresses.hint
-    want.checked_end = addresses.count if check_all else end
+    want.count, want.checked_end = addresses.count, addresses.count if check_all else end
     want.first_tensor, want.src_row = first_tensor, src_row
     want.blocks = NULL if lists is None else &lists.blocks
     want.block_nbytes = block_nbytes

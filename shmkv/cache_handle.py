@@ -1,7 +1,7 @@
 """What a caller holds of a cache in either generation of the API: the cache behind it, and the pulls prepared into it."""
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from shmkv._pull import PreparedPull
 from shmkv._view import TensorView
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 CPU_CACHE_ID = -1
 PREPARED_KEPT = 32
 OPTION_TYPES = (int, type(None), range, HeadSlice)
-# Options that no call has, and no prepared pull.
-NO_LAST: tuple[Any, ...] = (*[object()] * 8, None)
 
 # size, src_layer_range, dst_layer_range, src_cache_offset, dst_cache_offset, tensor_num_per_layer, heads, strict_format
 PullOptions = tuple[int, "range | None", "range | None", "int | None", "int | None", int, "HeadSlice | None", bool]
@@ -33,7 +31,7 @@ class CacheHandle(ApiObject):
         self._own = own                             # None once it was deallocated, and for own memory of the caller
         self._local = None if own is None else own.local
         self._prepared: dict[PullOptions, PreparedPull] = {}    # made by the first pull with some options
-        self._last = NO_LAST
+        self._last: PreparedPull | None = None                  # the one that was used last
         self._is_host = cache_desc.placement == Placement.HOST
         self._tensors: tuple[TensorView, ...] = ()
         self._is_valid = True
@@ -48,7 +46,7 @@ class CacheHandle(ApiObject):
         self._is_valid = False
         self._tensors = ()
         self._own = self._local = None
-        self._last = NO_LAST
+        self._last = None
         self._prepared = {}
 
     def _prepared_for(self, *options: object) -> PreparedPull | None:
@@ -57,7 +55,8 @@ class CacheHandle(ApiObject):
             return None
         prepared = self._prepared.get(cast(PullOptions, options))
         if prepared is not None:
-            self._last = (*options, prepared)
+            prepared.note_options(options)
+            self._last = prepared
         return prepared
 
     def _keep_prepared(self, options: PullOptions, prepared: PreparedPull) -> None:

@@ -50,6 +50,7 @@ from shmkv.types import CacheDesc, LLMRole
 from shmkv.view_calls import ViewCalls
 
 ANY_KEY = CacheKeyByIdAndIndex(0, 0)
+DECODER = LLMRole.DECODER       # looking a member up in an enumeration costs more than the rest of a pull's checks
 
 
 class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, AsyncCalls, OperatorCalls):
@@ -221,8 +222,8 @@ class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, AsyncCalls, 
             LLMException: LLM_KV_CACHE_NOT_EXIST, LLM_NOT_YET_LINK, LLM_LINK_BUSY, LLM_WAIT_PROCESS_TIMEOUT. Only after a
                 timeout, an interrupt, the peer's death or a failed wait may bytes of the destination have changed; the key stays.
         """
-        if self._cluster.role is not LLMRole.DECODER or self._cluster.is_closed:
-            self._check_role("pull_cache", LLMRole.DECODER)
+        if self._cluster.role is not DECODER or self._cluster.is_closed:
+            self._check_role("pull_cache", DECODER)
         if wait is not False:
             check_bool("wait", wait)
             self._pull_waiting(PullRequest(cache_key, kv_cache, batch_index, size, src_layer_range=src_layer_range,
@@ -232,16 +233,14 @@ class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, AsyncCalls, 
             return
         # Whoever pulls with some options pulls with them again: the cache keeps a prepared pull for each set of them, and only key
         # and row are left to check. The very objects of the last call need not even be looked at.
-        if type(kv_cache) is KvCache and type(batch_index) is int:
-            last_size, last_src, last_dst, last_src_offset, last_dst_offset, last_per_layer, last_heads, last_strict, \
-                prepared = kv_cache._last
-            if size is not last_size or src_layer_range is not last_src or dst_layer_range is not last_dst \
-                    or src_cache_offset is not last_src_offset or dst_cache_offset is not last_dst_offset \
-                    or tensor_num_per_layer is not last_per_layer or heads is not last_heads \
-                    or strict_format is not last_strict:
-                prepared = kv_cache._prepared_for(size, src_layer_range, dst_layer_range, src_cache_offset, dst_cache_offset,
-                                                  tensor_num_per_layer, heads, strict_format)
-            if prepared is not None:
+        if type(kv_cache) is KvCache:
+            last = kv_cache._last
+            if last is not None and last.pull_same(cache_key, batch_index, size, src_layer_range, dst_layer_range,
+                                                   src_cache_offset, dst_cache_offset, tensor_num_per_layer, heads, strict_format):
+                return
+            prepared = kv_cache._prepared_for(size, src_layer_range, dst_layer_range, src_cache_offset, dst_cache_offset,
+                                              tensor_num_per_layer, heads, strict_format)
+            if prepared is not None and type(batch_index) is int:
                 prepared.pull(cache_key, batch_index)
                 return
         request = PullRequest(cache_key, kv_cache, batch_index, size, src_layer_range=src_layer_range,
