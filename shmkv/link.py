@@ -143,14 +143,18 @@ class Links:
         failed = any(result not in soft for result in results)
         return (LLMStatusCode.LLM_LINK_FAILED if failed else OK), results
 
-    def link_one(self, cluster_id: int) -> LLMStatusCode:
-        """Link to a cluster if it is there now; LLM_PROCESSING_LINK if another call is linking."""
+    def link_if_there(self, cluster_id: int) -> bool:
+        """Link to a cluster if it is there now, once no other call is linking: is it linked then? Its absence is told to nobody."""
+        timeout_ms = self._cluster.settings.sync_kv_timeout_ms
         try:
-            with self._linking.within(0):
+            with self._linking.within(timeout_ms / 1000):
                 self._sweep_closing()
-                return self._link_all([cluster_id], time.monotonic())[0]
+                if self.is_linked(cluster_id):
+                    return True
+                self._forget_removed(cluster_id)
+                return self._try(cluster_id, time.monotonic() + timeout_ms / 1000) == OK
         except TimeoutError:
-            return LLMStatusCode.LLM_PROCESSING_LINK
+            return False
 
     def _link_all(self, cluster_ids: list[int], deadline: float) -> list[LLMStatusCode]:
         results: dict[int, LLMStatusCode] = {}

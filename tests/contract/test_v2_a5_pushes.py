@@ -243,6 +243,9 @@ def test_a7_a_row_is_cut_into_blocks_of_a_key_or_of_addresses(member: StartPeer)
             np.testing.assert_array_equal(read[:, 0, block], content[:, 0, row, 16 * chunk:16 * chunk + 16])
         source.call("v2_transfer", name="kv", configs=[key], dst_block_indices=[7, 0, 3, 1], dst_block_memory_size=16)
         assert source.call("results") == [INVALID]
+        if remote:
+            source.call("v2_transfer", name="kv", configs=[key], dst_block_indices=[7], dst_block_memory_size=8)
+            assert source.call("results") == [INVALID]
         source.close()
         target.close()
 
