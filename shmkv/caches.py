@@ -291,10 +291,11 @@ class OwnCaches:
         return ended
 
     def waited_for(self) -> list[tuple[KeyWords, bool]]:
-        """The request keys that nobody has fetched, and of each whether its row is published, so that somebody can."""
+        """The request keys that can be used up and that nobody has fetched, and of each whether its row is published, so that
+        somebody can."""
         self.collect()
         return [(words, self.sources.is_published(self._by_slot[slot], row, 0, -1)) for slot, row, words in self.expiry.living()
-                if words[0] == KEY_REQUEST]
+                if words[0] == KEY_REQUEST and not isinstance(self._by_slot[slot], AddressedCache)]
 
     def stats(self) -> dict[str, int]:
         """What there is and what expired so far."""
