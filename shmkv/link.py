@@ -144,7 +144,7 @@ class Links:
 
     def _overall(self, results: Sequence[LLMStatusCode], soft: Collection[LLMStatusCode],
                  failure: LLMStatusCode) -> LLMStatusCode:
-        """The status of a whole call: `failure` if any result is none of the `soft` ones; in cache-manager mode the last of them."""
+        """The status of a whole call: `failure` if any result is not among `soft`; in cache-manager mode the last such result."""
         failed = [result for result in results if result not in soft]
         if not failed:
             return OK
