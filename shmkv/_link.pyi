@@ -1,5 +1,5 @@
 """Types of getting a link's lock, and its answers."""
-from typing import Final
+from typing import Any, Final
 
 from shmkv._mapping import Region
 
@@ -13,6 +13,6 @@ FORKED: Final[int]
 
 class LinkEnd:
     @property
-    def directory(self) -> Region | None: ...
+    def directory(self) -> Region | Any: ...        # None while an acceptor has not needed it
 
 def inside_call() -> bool: ...

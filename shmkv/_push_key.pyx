@@ -42,7 +42,16 @@ from shmkv._link cimport (
 )
 from shmkv._local cimport Local, LocalCache
 from shmkv._lookup cimport FIND_REMOVED, FoundRow, find_blocks, find_row, pin, recheck_written, unpin
-from shmkv._plan cimport PLAN_DAMAGED, PLAN_SRC_BLOCK, Plan, check_destination
+from shmkv._plan cimport (
+    PLAN_BLOCK_NBYTES,
+    PLAN_DAMAGED,
+    PLAN_SRC_BLOCK,
+    Plan,
+    Selection,
+    Shape,
+    check_destination,
+    row_nbytes,
+)
 from shmkv._pull cimport request_init, set_key
 from shmkv._push cimport PUSH_CLOSED, PUSH_ROW
 
@@ -140,8 +149,19 @@ cdef int make_plan(Link* link, const Local* src, Request* want, const FoundRow* 
     if status != 0:
         return status
     if want.blocks != NULL and want.blocks.mode != BLOCKS_TO_BLOCKS:
+        if not have_size(link.plans.scratch.src, &want.select):
+            return PLAN_BLOCK_NBYTES
         return build_blocks(plan, src.shapes, src.num_tensors, link.plans.scratch.src, &want.select, want.blocks)
     return build_whole_rows(plan, src.shapes, src.num_tensors, link.plans.scratch.src, &want.select, want.blocks)
+
+
+cdef bint have_size(const Shape* dst, const Selection* want) noexcept nogil:
+    """Are blocks of all selected tensors of the destination as long as the caller thinks (-1: whatever they are)?"""
+    cdef int64_t i
+    for i in range(want.dst_count):
+        if want.size >= 0 and row_nbytes(&dst[want.dst_first + i]) != <uint64_t>want.size:
+            return False
+    return True
 
 
 # -- as Python calls it ------------------------------------------------------------------------------------------------
@@ -150,7 +170,8 @@ def push(LinkEnd handle, LocalCache src, bytes packed, tuple select, BlockLists 
     """Push tensors of one row, or of the blocks of `lists`, to the cache that a key names: 0 or a negative status.
 
     `packed`: a CacheKeyByIdAndIndex, whose row is the destination, or a BlocksCacheKey, as `keys.py` packs it; `select` as for a
-    pull. The caller has counted the source in.
+    pull, with the bytes of a block of the destination as its size where `lists` cut a row, or -1. The caller has counted the
+    source in.
     """
     cdef Request want
     cdef uint32_t src_row

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shmkv.addressed import AddressedCache
 from shmkv.block_arguments import check_copy_block_info, check_swap_indices
 from shmkv.cache import Cache, check_cache, check_kind
 from shmkv.cache_arguments import check_allocation, check_batch_dim_of_blocks, rows_of_keys
@@ -102,6 +103,8 @@ class CacheManager(LocalWork, RegisterCalls, KeyPushCalls):
             own = cache._own
             if own is not None:
                 check_kind("cache", cache, is_blocks=is_blocks)
+                if isinstance(own, AddressedCache):
+                    raise LLMParamError(f"{cache!r} was registered: unregister_cache forgets it")
                 if self._cluster.caches.is_current(own):
                     self._cluster.caches.deallocate(own)
             cache._close()

@@ -78,8 +78,8 @@ class Comms:
         return RegisterMemStatus.OK
 
     def _state(self, cluster_id: int) -> RegisterMemStatus:
-        if not self._links.is_linked(cluster_id):
-            return RegisterMemStatus.OK if self.bring_up(cluster_id) else RegisterMemStatus.PREPARING
+        if not self.bring_up(cluster_id):
+            return RegisterMemStatus.PREPARING
         return RegisterMemStatus.OK if self._links.peer_lives(cluster_id) else RegisterMemStatus.FAILED
 
     def _has(self, cluster_id: int) -> bool:
@@ -87,13 +87,14 @@ class Comms:
 
     def bring_up(self, cluster_id: int) -> bool:
         """Link to a member of some communication if it is there now; False for other clusters, and if it is not."""
-        if not self._has(cluster_id) or self._links.is_linked(cluster_id):
+        if not self._has(cluster_id):
             return False
-        if self._links.link_one(cluster_id) != LLMStatusCode.LLM_SUCCESS:
+        if self._links.is_linked(cluster_id):
+            return True                 # by another thread, or by link_clusters
+        if not self._links.link_if_there(cluster_id):
             return False
         with self._mutex:
-            if self._has(cluster_id):
-                self._made.add(cluster_id)
+            self._made.add(cluster_id)
         return True
 
 

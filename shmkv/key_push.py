@@ -21,7 +21,8 @@ def push_to_key(cluster: Cluster, links: Links, key: TargetKey, source: Usable, 
     """Copy whole rows of `source`, which was counted in, to the row that `key` names, or its blocks to those of the cache: 0 or a
     number of the core.
 
-    `select`: (-1, 0, 0, source row, 0, first source tensor, how many or -1, the same of the destination, 0).
+    `select`: (-1, or the bytes of a block of the destination where `lists` cut a row, 0, 0, source row, 0, first source tensor, how
+    many or -1, the same of the destination, 0).
     """
     # Others must not have taken this process for dead: they would use the memory that is written to.
     cluster.namespace.check_own_life(cluster.member)
@@ -53,7 +54,7 @@ def key_push_sentence(status: int, cluster: Cluster, key: TargetKey) -> str:
         _plan.SRC_RANGE: "the source tensors of src_layer_range are not all there",
         _plan.COUNTS: "source and destination tensors differ in number: give both layer ranges, or caches that are alike",
         _plan.DST_WINDOW: "rows of the destination are shorter than those of the source",
-        _plan.BLOCK_NBYTES: "blocks of the destination are shorter than those of the source",
+        _plan.BLOCK_NBYTES: "blocks of the destination are shorter than those of the source, or not of dst_block_memory_size bytes",
         _plan.SRC_BLOCK: "argument 'src_blocks' names blocks that the source does not have",
         _plan.BLOCKS_WINDOW: "more blocks than the source row has room for",
         _link.ENDED: f"not linked to {peer}, or the link was removed",
@@ -94,10 +95,12 @@ def _copy(cluster: Cluster, key: TargetKey, source: Usable, target: OwnCache, se
     if fault:
         return fault
     lengths = [(source.layout.row_nbytes[src], target.layout.row_nbytes[dst]) for src, dst in tensors]
+    if is_cut and select[0] >= 0 and any(theirs != select[0] for _, theirs in lengths):
+        return int(_plan.BLOCK_NBYTES)
     if not is_cut and any(ours > theirs for ours, theirs in lengths):
         return int(_plan.DST_WINDOW if lists is None else _plan.BLOCK_NBYTES)
     if is_cut or all(ours == theirs for ours, theirs in lengths):
-        wanted = (*select[:4], dst_row, *select[5:])
+        wanted = (-1, *select[1:4], dst_row, *select[5:])
         return int(_pull.copy(source.local, target.local, wanted, cluster.settings.sync_kv_timeout_ms, lists=lists))
     pairs = [(select[3], dst_row)] if lists is None else lists.pairs
     for (src, dst), (nbytes, _) in zip(tensors, lengths, strict=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from shmkv import _link, _link_record, _members, segment
@@ -140,17 +140,28 @@ class Links:
         except TimeoutError:
             return LLMStatusCode.LLM_PROCESSING_LINK, []
         soft = (OK, LLMStatusCode.LLM_ALREADY_LINK, LLMStatusCode.LLM_REPEAT_REQUEST)
-        failed = any(result not in soft for result in results)
-        return (LLMStatusCode.LLM_LINK_FAILED if failed else OK), results
+        return self._overall(results, soft, LLMStatusCode.LLM_LINK_FAILED), results
 
-    def link_one(self, cluster_id: int) -> LLMStatusCode:
-        """Link to a cluster if it is there now; LLM_PROCESSING_LINK if another call is linking."""
+    def _overall(self, results: Sequence[LLMStatusCode], soft: Collection[LLMStatusCode],
+                 failure: LLMStatusCode) -> LLMStatusCode:
+        """The status of a whole call: `failure` if any result is not among `soft`; in cache-manager mode the last such result."""
+        failed = [result for result in results if result not in soft]
+        if not failed:
+            return OK
+        return failed[-1] if self._cluster.settings.cache_manager else failure
+
+    def link_if_there(self, cluster_id: int) -> bool:
+        """Link to a cluster if it is there now, once no other call is linking: is it linked then? Its absence is told to nobody."""
+        timeout_ms = self._cluster.settings.sync_kv_timeout_ms
         try:
-            with self._linking.within(0):
+            with self._linking.within(timeout_ms / 1000):
                 self._sweep_closing()
-                return self._link_all([cluster_id], time.monotonic())[0]
+                if self.is_linked(cluster_id):
+                    return True
+                self._forget_removed(cluster_id)
+                return self._try(cluster_id, time.monotonic() + timeout_ms / 1000) == OK
         except TimeoutError:
-            return LLMStatusCode.LLM_PROCESSING_LINK
+            return False
 
     def _link_all(self, cluster_ids: list[int], deadline: float) -> list[LLMStatusCode]:
         results: dict[int, LLMStatusCode] = {}
@@ -300,8 +311,7 @@ class Links:
         deadline = time.monotonic() + timeout_ms / 1000
         self._sweep_closing()
         results = [self._unlink(int(info.remote_cluster_id or 0), deadline, force) for info in clusters]
-        failed = any(result not in (OK, LLMStatusCode.LLM_NOT_YET_LINK) for result in results)
-        return (LLMStatusCode.LLM_UNLINK_FAILED if failed else OK), results
+        return self._overall(results, (OK, LLMStatusCode.LLM_NOT_YET_LINK), LLMStatusCode.LLM_UNLINK_FAILED), results
 
     def unlink_one(self, cluster_id: int, timeout_ms: int) -> LLMStatusCode:
         """Remove the link to a cluster: LLM_LINK_BUSY if it is in use for that long."""
@@ -349,6 +359,7 @@ class Links:
 
     def close(self) -> None:
         """finalize: remove all links without waiting for peers."""
+        self.find_missing = _no_other
         self._cluster.close_views()     # a side that holds leases is not closed
         for cluster_id, handle in list(self._handles.items()):
             if handle is not None:

@@ -254,9 +254,9 @@ class PushTask:
         if unequal:
             return LLMStatusCode.LLM_PARAM_INVALID, unequal
         dst_first = TENSORS_A_LAYER * (destination.first + layer - destination.layers.start)
-        select = (-1, 0, 0, destination.row, 0, first, TENSORS_A_LAYER, dst_first, TENSORS_A_LAYER, 0)
-        status = push_to_key(self._cluster, self._links, destination.key, self._source, select,
-                             None if self._blocks is None else self._blocks.lists)
+        lists, cut_nbytes = (None, 0) if self._blocks is None else (self._blocks.lists, self._blocks.cut_nbytes)
+        select = (cut_nbytes or -1, 0, 0, destination.row, 0, first, TENSORS_A_LAYER, dst_first, TENSORS_A_LAYER, 0)
+        status = push_to_key(self._cluster, self._links, destination.key, self._source, select, lists)
         if status == 0:
             return OK, ""
         return push_code(status, self._cluster), key_push_sentence(status, self._cluster, destination.key)

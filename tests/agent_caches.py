@@ -5,6 +5,7 @@ import ctypes
 from typing import Any
 
 from agent_keys import make_key
+from agent_pushes import Gates
 
 import shmkv
 
@@ -14,6 +15,7 @@ class CacheAgent:
 
     dist: Any
     caches: dict[str, Any]
+    tasks: dict[str, tuple[Any, Gates]]
 
     def __init__(self) -> None:
         self.memory: dict[str, Any] = {}        # private memory that was registered, by the cache's name
@@ -73,6 +75,14 @@ class CacheAgent:
 
     def v2_push_blocks(self, key: list[Any], name: str, src: list[int], dst: list[int], **how: Any) -> None:
         self.dist.cache_manager.push_blocks(make_key(key), self.caches[name], src, dst, **how)
+
+    def v2_transfer(self, name: str, configs: list[list[Any]], task: str = "task", slow: list[int] | None = None,
+                    **blocks: Any) -> None:
+        """Begin a transfer; a config is a list of the arguments of TransferWithCacheKeyConfig, with a key, or of TransferConfig."""
+        gates = Gates(slow or [], [], [])
+        wanted = [shmkv.TransferWithCacheKeyConfig(make_key(to), *more) if isinstance(to, list) else shmkv.TransferConfig(to, *more)
+                  for to, *more in configs]
+        self.tasks[task] = self.dist.cache_manager.transfer_cache_async(self.caches[name], gates, wanted, **blocks), gates
 
     def v2_link(self, name: str, members: list[list[int]]) -> int:
         return int(self.dist.link(name, dict(members), "{}"))

@@ -15,7 +15,8 @@ def own(here: Callable[..., Any]) -> OwnBlocks:
     return OwnBlocks(here("PROMPT", 1, enable_switch_role=True))
 
 
-POOLS = {"enable_cache_manager": True, "mem_pool_cfg": '{"memory_size": 104857600}', "host_mem_pool_cfg": '{"memory_size": 104857600}'}
+POOL = '{"memory_size": 104857600}'
+POOLS = {"enable_cache_manager": True, "mem_pool_cfg": POOL, "host_mem_pool_cfg": POOL}
 
 
 @pytest.fixture

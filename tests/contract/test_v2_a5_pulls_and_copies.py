@@ -242,7 +242,8 @@ def test_blocks_are_pulled_into_private_memory(pair: tuple[Peer, Peer], managed:
     dist = managed(3)
     assert dist.link_clusters([cluster_info(1)], 20000)[0] == LLMStatusCode.LLM_SUCCESS
     memory = [ctypes.create_string_buffer(8 * 16) for _ in range(4)]
-    cache = Cache.create_cpu_cache(CacheDesc(4, [8, 16], DataType.DT_INT8, Placement.HOST), [ctypes.addressof(one) for one in memory])
+    desc = CacheDesc(4, [8, 16], DataType.DT_INT8, Placement.HOST)
+    cache = Cache.create_cpu_cache(desc, [ctypes.addressof(one) for one in memory])
     dist.cache_manager.pull_blocks(BlocksCacheKey(1), cache, [2, 3], [7, 0])
     for tensor, buffer in enumerate(memory):
         read = np.frombuffer(buffer, np.uint8).reshape(8, 16)
