@@ -10,7 +10,7 @@ from typing import Any
 import memory
 import numpy as np
 import pytest
-from members import namespace_of
+from members import namespace_of, wait_until_dead
 from peer import StartPeer
 
 from shmkv import _link, _peer_memory, membership
@@ -221,14 +221,11 @@ def test_a_record_that_does_not_name_the_holder_of_the_life_byte(owner: Owner, f
     assert owner.transfer([(own.ctypes.data, 0, 64)], writes=False)[0] == 0
 
 
-def test_a_peer_that_went_on_under_another_program_is_gone(owner: Owner, name: str) -> None:
+def test_a_peer_that_went_on_under_another_program_is_gone(owner: Owner) -> None:
     """exec closes the life file: the pid and the start time stay, the memory is another one."""
     own = np.zeros(64, np.uint8)
     owner.peer.send("execute", code="import os\nos.execv('/bin/sleep', ['sleep', '60'])")
-    deadline = time.monotonic() + PATIENCE_MS / 1000
-    while namespace_of(name).lives(owner.member):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_until_dead(owner.namespace, owner.member)
     assert owner.transfer([(own.ctypes.data, 0, 64)], writes=False)[0] == _link.PEER_GONE
     owner.peer.kill()
 
