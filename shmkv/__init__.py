@@ -16,6 +16,7 @@ except ModuleNotFoundError as error:        # not every ImportError: a second in
     raise ImportError("this is the source tree of shmkv, not built for this Python: run elsewhere what was installed by pip, or "
                       "build it here by `make demo` or `pip install -e .`") from error
 
+from shmkv.cache import Cache
 from shmkv.cache_manager import CacheManager
 from shmkv.cache_task import CacheTask
 from shmkv.cache_view import CacheView
@@ -39,6 +40,7 @@ logging.getLogger("shmkv").addHandler(logging.NullHandler())
 
 __all__ = [
     "BlocksCacheKey",
+    "Cache",
     "CacheDesc",
     "CacheKey",
     "CacheKeyByIdAndIndex",

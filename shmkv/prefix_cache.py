@@ -38,12 +38,12 @@ class PrefixCache:
         if self.capacity is None:
             return
         kept = sorted(self._kept(), key=lambda each: each.used_ns)
-        nbytes = sum(each.cache.segment.nbytes for each in kept)
+        nbytes = sum(each.cache.own_nbytes for each in kept)
         for each in kept:
             if nbytes <= self.capacity:
                 return
             if not self._is_pinned(each.cache):
-                nbytes -= each.cache.segment.nbytes
+                nbytes -= each.cache.own_nbytes
                 self._end(each)
 
     def _end(self, kept: _Kept) -> None:
