@@ -12,6 +12,8 @@ from reference import Bytes, canary, noise
 from shmkv import CacheDesc, CacheKey, DataType, KvCache, LLMDataDist, LLMRole
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "llm_datadist.md"
+TESTS = Path(__file__).parent.glob("test_guide*.py")
+TRIED = {number.upper() for path in TESTS for number in re.findall(r"^def test_([a-z]\d+)_", path.read_text(), re.MULTILINE)}
 ROWS = set(re.findall(r"^\| ([A-Z]\d+) \|", PAGE.read_text(), re.MULTILINE))
 U64MAX = 2**64 - 1
 DESC = CacheDesc(4, [2, 8], DataType.DT_FLOAT16)
