@@ -71,7 +71,9 @@ SUBMODULES: dict[str, Names] = {
     "v2.llm_types": _TYPES,
     "v2.llm_utils": _LLM_UTILS,
 }
-PACKAGE: Names = {**_CONFIGS, **_MANAGERS, **_STATUS, **_TENSOR, **_TYPES, "LLMDataDist": LLMDataDist}
+# v2_list: what only the second generation has.
+PACKAGE: Names = {**_CONFIGS, **_MANAGERS, **_STATUS, **_TENSOR, **_TYPES, "LLMDataDist": LLMDataDist,
+                  "v2_list": ["Cache", "CacheManager"]}
 MODULES: dict[str, Names] = {
     name: names for package in PACKAGES
     for name, names in ((package, PACKAGE), *((f"{package}.{inner}", names) for inner, names in SUBMODULES.items()))

@@ -54,7 +54,8 @@ def faults(found: inspect.Signature, contract: inspect.Signature) -> Iterator[st
 
 
 def test_all_names_are_there_and_no_other() -> None:
-    assert set(llm_datadist.PACKAGE) == api_table.NAMES
+    assert set(llm_datadist.PACKAGE) == {*api_table.NAMES, "v2_list"}
+    assert set(llm_datadist.PACKAGE["v2_list"]) <= api_table.NAMES
     assert all(llm_datadist.PACKAGE[name] is getattr(shmkv, name) for name in api_table.NAMES)
     assert llm_datadist.PACKAGE["LlmConfig"] is llm_datadist.PACKAGE["LLMConfig"]
 

@@ -296,9 +296,10 @@ def test_p10_the_own_cluster_needs_no_link(own: Own) -> None:
 
 @pytest.mark.parametrize(("shape", "source", "target"), [([4, 8], [0], [0]), ([4, 16], [-1], [0]), ([4, 16], [0], [-1])])
 def test_p11_blocks_are_alike_and_numbers_checked(own: Own, shape: list[int], source: list[int], target: list[int]) -> None:
-    own.as_prompt().allocate_blocks_cache(CacheDesc(2, [4, 16], DataType.DT_INT8), BlocksCacheKey(1))
+    kept = own.as_prompt().allocate_blocks_cache(CacheDesc(2, [4, 16], DataType.DT_INT8), BlocksCacheKey(1))
     cache = own.as_decoder().allocate_blocks_cache(CacheDesc(2, shape, DataType.DT_INT8))
     assert status_of(lambda: own.manager.pull_blocks(BlocksCacheKey(1), cache, source, target)) == LLMStatusCode.LLM_PARAM_INVALID
+    own.manager.pull_blocks(BlocksCacheKey(1), own.manager.allocate_blocks_cache(kept.cache_desc), [3], [0])
 
 
 def test_p12_copy_blocks_looks_first(own: Own) -> None:
@@ -319,11 +320,14 @@ def test_p13_a_row_into_blocks(own: Own) -> None:
 
 def test_k1_padding_and_blocks_keys_do_not_meet(own: Own) -> None:
     manager, padding = own.as_prompt(), CacheKey(1, U64MAX, prefix_id=U64MAX)
-    manager.allocate_blocks_cache(CacheDesc(1, [2, 4], DataType.DT_INT8), BlocksCacheKey(1))
-    manager.allocate_cache(DESC, [padding, padding])
+    blocks = own.filled(manager.allocate_blocks_cache(CacheDesc(1, [2, 4], DataType.DT_INT8), BlocksCacheKey(1)))
+    padded = manager.allocate_cache(DESC, [padding, padding])
     manager.remove_cache_key(padding)
-    target = own.as_decoder().allocate_blocks_cache(CacheDesc(1, [2, 4], DataType.DT_INT8))
+    target = own.as_decoder().allocate_blocks_cache(blocks.cache_desc)
     own.manager.pull_blocks(BlocksCacheKey(1), target, [0], [1])
+    assert target.tensors[0].numpy()[1].tobytes() == blocks.tensors[0].numpy()[0].tobytes()
+    assert status_of(lambda: own.manager.pull_cache(padding, own.dst)) == LLMStatusCode.LLM_PARAM_INVALID
+    assert padded.cache_id > 0
 
 
 def test_k2_every_key_of_a_list_stands_for_itself(own: Own) -> None:
