@@ -5,7 +5,6 @@ A cache lives while its id reference or one of its keys does and while anybody r
 """
 from __future__ import annotations
 
-import errno
 import itertools
 import logging
 import time
@@ -24,7 +23,7 @@ from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
 from shmkv.expiry import KeyExpiry
 from shmkv.keys import KEY_REQUEST, KeyWords
 from shmkv.membership import Member, Namespace
-from shmkv.memory_pool import MemoryPool
+from shmkv.memory_pool import MemoryPool, no_memory_for
 from shmkv.own_cache import OwnCache
 from shmkv.own_sources import OwnSources
 from shmkv.pauses import Pauses
@@ -115,7 +114,7 @@ class OwnCaches:
         except BaseException as error:
             self._undo(cache, made)
             if isinstance(error, (MemoryError, OSError)):
-                raise self._no_memory(wanted, error) from error
+                raise no_memory_for(wanted, error, self._settings.out_of_memory_status) from error
             raise
         return cache
 
@@ -139,7 +138,7 @@ class OwnCaches:
             if cache is not None and cache.slot < 0:
                 self._leave_host(cache)
             if isinstance(error, (MemoryError, OSError)):
-                raise self._no_memory(wanted, error) from error
+                raise no_memory_for(wanted, error, self._settings.out_of_memory_status) from error
             raise
         return cache
 
@@ -211,23 +210,6 @@ class OwnCaches:
         except LLMException as error:
             log.warning("could not look for leftovers of dead processes: %s", error)
 
-    def _no_memory(self, wanted: CacheLayout, error: BaseException) -> LLMException:
-        desc, nbytes = wanted.desc, wanted.nbytes
-        number = getattr(error, "errno", None)
-        # posix_ipc says some things, as that there are too many open files, without a number.
-        if isinstance(error, OSError) and number not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
-            return LLMException(f"cannot allocate {desc!r}: {error}")
-        free = segment.known_free_nbytes()
-        hint = ""
-        if number == errno.ENOMEM and free is not None and free >= nbytes:
-            hint = f": {error}; see also vm.max_map_count"
-        elif number == errno.ENOSPC:
-            hint = "; a larger one by --shm-size (docker), an in-memory emptyDir (kubernetes) or mount -o remount,size="
-        elif number is None:
-            hint = f": {error}"
-        return LLMException(f"no memory for {desc!r}: {nbytes} bytes wanted, {free} bytes free in {segment.SHM_DIR}{hint}",
-                            status_code=self._settings.out_of_memory_status)
-
     # -- keys and progress ------------------------------------------------------------------------------------------
 
     def _check_unbound(self, row: int, words: KeyWords, slot: int = -1) -> None:
@@ -251,7 +233,7 @@ class OwnCaches:
                 self.expiry.bound(cache.slot, row, key_ttl_ms)
                 self._directory.bind(cache.slot, row, words, cache.desc.num_tensors if publish else 0)
         except (MemoryError, OSError) as error:
-            raise self._no_memory(cache.layout, error) from error
+            raise no_memory_for(cache.layout, error, self._settings.out_of_memory_status) from error
 
     def unbind(self, cache: OwnCache, rows: Iterable[int]) -> None:
         """Take the keys of rows away; a pull that is in one of them answers "not there"."""
@@ -291,10 +273,11 @@ class OwnCaches:
         return ended
 
     def waited_for(self) -> list[tuple[KeyWords, bool]]:
-        """The request keys that nobody has fetched, and of each whether its row is published, so that somebody can."""
+        """The request keys that can be used up and that nobody has fetched, and of each whether its row is published, so that
+        somebody can."""
         self.collect()
         return [(words, self.sources.is_published(self._by_slot[slot], row, 0, -1)) for slot, row, words in self.expiry.living()
-                if words[0] == KEY_REQUEST]
+                if words[0] == KEY_REQUEST and not isinstance(self._by_slot[slot], AddressedCache)]
 
     def stats(self) -> dict[str, int]:
         """What there is and what expired so far."""

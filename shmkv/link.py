@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from shmkv import _link, _link_record, _members, segment
@@ -140,8 +140,15 @@ class Links:
         except TimeoutError:
             return LLMStatusCode.LLM_PROCESSING_LINK, []
         soft = (OK, LLMStatusCode.LLM_ALREADY_LINK, LLMStatusCode.LLM_REPEAT_REQUEST)
-        failed = any(result not in soft for result in results)
-        return (LLMStatusCode.LLM_LINK_FAILED if failed else OK), results
+        return self._overall(results, soft, LLMStatusCode.LLM_LINK_FAILED), results
+
+    def _overall(self, results: Sequence[LLMStatusCode], soft: Collection[LLMStatusCode],
+                 failure: LLMStatusCode) -> LLMStatusCode:
+        """The status of a whole call: `failure` if any result is not among `soft`; in cache-manager mode the last such result."""
+        failed = [result for result in results if result not in soft]
+        if not failed:
+            return OK
+        return failed[-1] if self._cluster.settings.cache_manager else failure
 
     def link_if_there(self, cluster_id: int) -> bool:
         """Link to a cluster if it is there now, once no other call is linking: is it linked then? Its absence is told to nobody."""
@@ -304,8 +311,7 @@ class Links:
         deadline = time.monotonic() + timeout_ms / 1000
         self._sweep_closing()
         results = [self._unlink(int(info.remote_cluster_id or 0), deadline, force) for info in clusters]
-        failed = any(result not in (OK, LLMStatusCode.LLM_NOT_YET_LINK) for result in results)
-        return (LLMStatusCode.LLM_UNLINK_FAILED if failed else OK), results
+        return self._overall(results, (OK, LLMStatusCode.LLM_NOT_YET_LINK), LLMStatusCode.LLM_UNLINK_FAILED), results
 
     def unlink_one(self, cluster_id: int, timeout_ms: int) -> LLMStatusCode:
         """Remove the link to a cluster: LLM_LINK_BUSY if it is in use for that long."""
@@ -353,6 +359,7 @@ class Links:
 
     def close(self) -> None:
         """finalize: remove all links without waiting for peers."""
+        self.find_missing = _no_other
         self._cluster.close_views()     # a side that holds leases is not closed
         for cluster_id, handle in list(self._handles.items()):
             if handle is not None:

@@ -1,6 +1,11 @@
-"""The pools of cache-manager mode: how much memory caches of one placement may take."""
+"""Memory that there is not: the pools of cache-manager mode, which limit what caches of one placement may take, and what is said
+when the system has no more."""
 from __future__ import annotations
 
+import errno
+
+from shmkv import segment
+from shmkv.cache_layout import CacheLayout
 from shmkv.config import MemPool, Settings
 from shmkv.errors import LLMException, LLMStatusCode
 from shmkv.options import HOST_MEM_POOL, MEM_POOL
@@ -30,3 +35,22 @@ class MemoryPool:
             raise LLMException(f"no memory for {desc!r}: {nbytes} bytes wanted in pages of {1 << self._limit.page_shift}, {left} "
                                f"of the {self._limit.memory_size} of {self._option} free", status_code=self._full_status)
         return nbytes
+
+
+def no_memory_for(wanted: CacheLayout, error: BaseException, full_status: LLMStatusCode) -> LLMException:
+    """The exception (not raised) for a cache whose memory or records could not be had."""
+    desc, nbytes = wanted.desc, wanted.nbytes
+    number = getattr(error, "errno", None)
+    # posix_ipc says some things, as that there are too many open files, without a number.
+    if isinstance(error, OSError) and number not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+        return LLMException(f"cannot allocate {desc!r}: {error}")
+    free = segment.known_free_nbytes()
+    hint = ""
+    if number == errno.ENOMEM and free is not None and free >= nbytes:
+        hint = f": {error}; see also vm.max_map_count"
+    elif number == errno.ENOSPC:
+        hint = "; a larger one by --shm-size (docker), an in-memory emptyDir (kubernetes) or mount -o remount,size="
+    elif number is None:
+        hint = f": {error}"
+    return LLMException(f"no memory for {desc!r}: {nbytes} bytes wanted, {free} bytes free in {segment.SHM_DIR}{hint}",
+                        status_code=full_status)

@@ -223,3 +223,13 @@ def test_memory_beyond_one_segment_is_private(member: StartPeer) -> None:
     beyond = owner.call("v2_register", name="b", num_tensors=1, shape=[8192], dtype="DT_INT8", over="arena")
     assert other.outcome("v2_pull", key=by_id(1, inside), name="kv") == OK
     assert other.outcome("v2_pull", key=by_id(1, beyond), name="kv") == INVALID
+
+
+def test_nobody_waits_at_the_end_for_keys_that_are_never_used_up(member: StartPeer) -> None:
+    owner = member(1)
+    owner.call("v2_register", name="kv", keys=[req(1, 1)])
+    owner.call("v2_allocate", name="other", keys=[req(1, 2)])
+    owner.call("v2_remove_key", key=req(1, 2))
+    answer = owner.attempt("finalize", drain_ms=20000)
+    assert answer.value == []
+    assert answer.ms < 10000

@@ -287,3 +287,13 @@ def test_keys_are_untouched_by_a_push(managed: Managed) -> None:
     manager.push_cache(CacheKeyByIdAndIndex(1, dst.cache_id), manager.allocate_cache(DESC))
     with pytest.raises(LLMParamError, match="bound"):
         manager.allocate_cache(DESC, [CacheKey(1, 1)])
+
+
+def test_a_missing_range_stands_for_whole_layers(one_pair: tuple[Peer, Peer]) -> None:
+    target, source = one_pair
+    cache_id = target.call("v2_allocate", name="kv", num_tensors=3)
+    source.call("v2_allocate", name="kv", num_tensors=3)
+    for number, outcome in ((2, INVALID), (3, OK), (1, OK), (4, OK)):        # fewer tensors than a layer are one
+        assert source.outcome("v2_push", key=by_id(1, cache_id), name="kv", tensor_num_per_layer=number) == outcome
+    layers = {"src_layer_range": range(1), "dst_layer_range": range(1)}
+    assert source.outcome("v2_push", key=by_id(1, cache_id), name="kv", **layers) == OK

@@ -171,3 +171,12 @@ def test_switch_role_while_links_exist(managed: Managed) -> None:
     with pytest.raises(LLMException) as refusal:
         dist.switch_role(LLMRole.DECODER)
     assert refusal.value.status_code == LLMStatusCode.LLM_EXIST_LINK
+
+
+def test_the_status_of_a_call_is_the_last_failure(member: StartPeer) -> None:
+    member(1)
+    two = member(2)
+    timeout = "LLM_TIMEOUT"
+    assert two.call("link", ids=[7, 1], timeout=300) == [timeout, [timeout, "LLM_SUCCESS"]]
+    assert two.call("link", ids=[1, 1]) == ["LLM_SUCCESS", ["LLM_ALREADY_LINK", "LLM_REPEAT_REQUEST"]]
+    assert two.call("unlink", ids=[1, 7]) == ["LLM_SUCCESS", ["LLM_SUCCESS", "LLM_NOT_YET_LINK"]]
