@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from shmkv import checks, data_type, npu_stand_in
+from shmkv.cache import Cache
 from shmkv.cache_manager import CacheManager
 from shmkv.cache_task import CacheTask
 from shmkv.checks import not_offered
@@ -35,9 +36,10 @@ PACKAGES = ("llm_datadist", "llm_datadist_v1")
 _STATUS: Names = {"LLMException": LLMException, "LLMParamError": LLMParamError, "LLMStatusCode": LLMStatusCode, "Status": Status}
 _CONFIGS: Names = {"LLMClusterInfo": LLMClusterInfo, "LLMConfig": LLMConfig, "LLMRole": LLMRole, "LlmConfig": LlmConfig}
 _TYPES: Names = {
-    "BlocksCacheKey": BlocksCacheKey, "CacheDesc": CacheDesc, "CacheKey": CacheKey, "CacheKeyByIdAndIndex": CacheKeyByIdAndIndex,
-    "CacheTask": CacheTask, "DataType": DataType, "KvCache": KvCache, "LayerSynchronizer": LayerSynchronizer, "MemInfo": MemInfo,
-    "Memtype": Memtype, "Placement": Placement, "RegisterMemStatus": RegisterMemStatus, "TransferConfig": TransferConfig,
+    "BlocksCacheKey": BlocksCacheKey, "Cache": Cache, "CacheDesc": CacheDesc, "CacheKey": CacheKey,
+    "CacheKeyByIdAndIndex": CacheKeyByIdAndIndex, "CacheTask": CacheTask, "DataType": DataType, "KvCache": KvCache,
+    "LayerSynchronizer": LayerSynchronizer, "MemInfo": MemInfo, "Memtype": Memtype, "Placement": Placement,
+    "RegisterMemStatus": RegisterMemStatus, "TransferConfig": TransferConfig,
     "TransferWithCacheKeyConfig": TransferWithCacheKeyConfig,
 }
 _TENSOR: Names = {"Tensor": Tensor, "TensorDesc": TensorDesc}
@@ -69,7 +71,9 @@ SUBMODULES: dict[str, Names] = {
     "v2.llm_types": _TYPES,
     "v2.llm_utils": _LLM_UTILS,
 }
-PACKAGE: Names = {**_CONFIGS, **_MANAGERS, **_STATUS, **_TENSOR, **_TYPES, "LLMDataDist": LLMDataDist}
+# v2_list: what only the second generation has.
+PACKAGE: Names = {**_CONFIGS, **_MANAGERS, **_STATUS, **_TENSOR, **_TYPES, "LLMDataDist": LLMDataDist,
+                  "v2_list": ["Cache", "CacheManager"]}
 MODULES: dict[str, Names] = {
     name: names for package in PACKAGES
     for name, names in ((package, PACKAGE), *((f"{package}.{inner}", names) for inner, names in SUBMODULES.items()))

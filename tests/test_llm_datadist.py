@@ -12,8 +12,8 @@ import scripts
 from shmkv import llm_datadist, npu_stand_in
 
 # Names that programs were seen to import: samples and tests of hixl and CANN, vllm-ascend, omni-infer, sglang, torchair's guide.
-VALUES = ("BlocksCacheKey CacheDesc CacheKey CacheKeyByIdAndIndex CacheTask DataType KvCache LayerSynchronizer MemInfo Memtype "
-          "Placement RegisterMemStatus TransferConfig TransferWithCacheKeyConfig")
+VALUES = ("BlocksCacheKey Cache CacheDesc CacheKey CacheKeyByIdAndIndex CacheTask DataType KvCache LayerSynchronizer MemInfo "
+          "Memtype Placement RegisterMemStatus TransferConfig TransferWithCacheKeyConfig")
 CHECKS = "check_int32 check_int64 check_list_int32 check_uint16 check_uint32 check_uint64 check_uint8"
 SEEN = {
     "llm_datadist": f"{VALUES} LLMClusterInfo LLMConfig LLMDataDist LLMException LLMRole LLMStatusCode LlmConfig Status Tensor "

@@ -19,6 +19,7 @@ from llm_datadist import CacheDesc, LLMClusterInfo, LLMConfig, LLMDataDist, LLMR
 
 PROMPT_CLUSTER, DECODER_CLUSTER = 1, 2
 DEADLINE_S = 20.0
+POOL = '{"memory_size": 16777216}'       # bytes; cache-manager mode allocates out of a pool
 Bytes = npt.NDArray[np.uint8]
 
 

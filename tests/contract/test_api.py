@@ -13,12 +13,9 @@ import pytest
 import shmkv
 from shmkv import llm_datadist
 
-NAMES = api_table.NAMES - api_table.NOT_YET
-CALLS = [(owner, name, text) for owner, calls in api_table.CALLS.items() for name, text in calls.items()
-         if owner not in api_table.NOT_YET and f"{owner}.{name}" not in api_table.NOT_YET]
+CALLS = [(owner, name, text) for owner, calls in api_table.CALLS.items() for name, text in calls.items()]
 PROPERTIES = [(owner, name.rstrip("="), name.endswith("=")) for owner, names in api_table.PROPERTIES.items()
-              for name in names.split() if owner not in api_table.NOT_YET]
-VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+              for name in names.split()]
 
 
 def thing(owner: str) -> Any:
@@ -57,8 +54,9 @@ def faults(found: inspect.Signature, contract: inspect.Signature) -> Iterator[st
 
 
 def test_all_names_are_there_and_no_other() -> None:
-    assert set(llm_datadist.PACKAGE) == NAMES
-    assert all(llm_datadist.PACKAGE[name] is getattr(shmkv, name) for name in NAMES)
+    assert set(llm_datadist.PACKAGE) == {*api_table.NAMES, "v2_list"}
+    assert set(llm_datadist.PACKAGE["v2_list"]) <= api_table.NAMES
+    assert all(llm_datadist.PACKAGE[name] is getattr(shmkv, name) for name in api_table.NAMES)
     assert llm_datadist.PACKAGE["LlmConfig"] is llm_datadist.PACKAGE["LLMConfig"]
 
 
@@ -110,13 +108,6 @@ def test_all_ways_to_write_a_key(owner: str) -> None:
 
 def test_the_instance_is_known_to_its_class() -> None:
     assert shmkv.LLMDataDist.llm_engine_instance is None
-
-
-def test_what_is_not_built_yet_is_not_there() -> None:
-    """The list of it has to become shorter together with what it lists."""
-    for name in api_table.NOT_YET:
-        owner, _, call = name.partition(".")
-        assert owner not in llm_datadist.PACKAGE if not call else not hasattr(thing(owner), call), name
 
 
 def test_rows_of_the_table_are_of_names_in_it() -> None:

@@ -17,12 +17,16 @@ RIGHT = re.compile(r"^ok: .*: (\d+) bytes are right$", re.MULTILINE)
 
 # How many bytes the two processes of each compare, and how many lines they say, told here once more.
 CACHES = {"pull_cache": 8 * 4 * 32 * 64 * 2, "pull_blocks": 6 * 12 * 16 * 2 * 32 * 4, "switch_role": 6 * 2 * 128 * 16 * 2,
-          "transfer_layers": 10 * 3 * 64 * 32 * 2}
+          "transfer_layers": 10 * 3 * 64 * 32 * 2, "push_cache": 8 * 3 * 48 * 32 * 2, "push_blocks": 6 * 9 * 16 * 40 * 4,
+          "cache_to_blocks": 6 * 10 * 16 * 40 * 2}
 SAID = {
     "pull_cache": (4, 3 * CACHES["pull_cache"]),
     "pull_blocks": (5, 4 * CACHES["pull_blocks"] + CACHES["pull_blocks"] // 3),
     "switch_role": (3, CACHES["switch_role"] * 3 // 2),
     "transfer_layers": (3, CACHES["transfer_layers"]),
+    "push_cache": (2, CACHES["push_cache"]),
+    "push_blocks": (1, CACHES["push_blocks"]),
+    "cache_to_blocks": (6, 3 * CACHES["cache_to_blocks"]),
 }
 
 
