@@ -4,10 +4,10 @@
     python examples/chat/chat.py --say "Name three colours." --say "And three more."
 
 needs what examples/smollm2.py needs (`make chat` installs it and starts this). The prefill process keeps the keys and values of the
-conversation and computes only those of what is new: the last answer and what was said behind it. The decoder pulls what it has not
-got and answers. For each turn the chat shows how many tokens were reused, what was pulled and how long that took, and the time to
-the first token: with the handoff, and when one process computes the whole conversation again. With `--say` nobody is asked, and a
-table is printed at the end.
+conversation and computes only those of what is new; the answer's while the person reads it. The decoder pulls what it has not got
+and answers. For each turn the chat shows how many tokens were reused, what was pulled and how long that took, and the time to the
+first token: with the handoff, and when one process computes the whole conversation again. With `--say` nobody is asked, and a table
+is printed at the end.
 """
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ ROOM = 2048         # tokens of a conversation
 def converse(prefill: Peer, decoder: Peer, screen: Screen, lines: Iterator[str], steps: int, *, unattended: bool) -> list[Turn]:
     """Answer line after line, until there are no more or the conversation is full."""
     turns: list[Turn] = []
-    answer: list[int] = []
     for said in lines:
-        offer = prefill.ask("turn", said=said, answer=answer, steps=steps)
+        offer = prefill.ask("turn", said=said, steps=steps)
         if offer["full"]:
             screen.say("the conversation is full")
             break
@@ -39,6 +38,7 @@ def converse(prefill: Peer, decoder: Peer, screen: Screen, lines: Iterator[str],
         screen.begin(said if unattended else None)
         answer = stream(decoder, screen, steps)
         # Afterwards, so that nobody waits for it.
+        prefill.ask("catch_up", answer=answer)
         alone = decoder.ask("recompute", token_ids=offer["token_ids"], steps=len(answer) if unattended else 1)
         turns.append(Turn(len(offer["token_ids"]), offer["reused"], pulled["pulled"], pulled["nbytes"], pulled["pull_ms"],
                           offer["prefill_ms"] + pulled["pull_ms"], alone["first_ms"],
@@ -68,7 +68,7 @@ def run_role(role: str, dtype: str) -> None:
         from chat_prefill import Prefill
 
         prefill = Prefill(dtype, ROOM)
-        answers: dict[str, Callable[[Message], Message]] = {"turn": prefill.turn}
+        answers: dict[str, Callable[[Message], Message]] = {"turn": prefill.turn, "catch_up": prefill.catch_up}
         close = prefill.close
     else:
         from chat_decode import Decoder

@@ -23,14 +23,12 @@ class Prefill:
         self.turns = 0
 
     def turn(self, message: Message) -> Message:
-        """{"said": text, "answer": tokens of the answer before it, "steps": tokens that the next one may have} -> what the decoder
-        has to know; {"full": True} when there is no room for that."""
-        token_ids = self.token_ids + message["answer"] + self._new_tokens(message["said"], message["answer"])
+        """{"said": text, "steps": tokens that the answer may have} -> what the decoder has to know; {"full": True} when there is no
+        room for that."""
+        token_ids = self.token_ids + self._new_tokens(message["said"])
         if len(token_ids) + message["steps"] > self.cache.room:
             return {"full": True}
         started_ns = time.perf_counter_ns()
-        if self.turns:
-            self.cache.resume()
         reused = self.cache.lengths[0]
         first_token = self._feed(token_ids[reused:])
         self.turns += 1
@@ -39,11 +37,19 @@ class Prefill:
         return {"full": False, "req_id": self.turns, "token_ids": token_ids, "reused": reused, "first_token": first_token,
                 "prefill_ms": (time.perf_counter_ns() - started_ns) / 1e6}
 
-    def _new_tokens(self, said: str, answer: list[int]) -> list[int]:
+    def catch_up(self, message: Message) -> Message:
+        """{"answer": tokens} -> {}: the decoder's answer, as a part of the conversation. Its keys and values are computed here once
+        more, all tokens at once, while the person reads."""
+        self.cache.resume()
+        self._feed(message["answer"])
+        self.token_ids += message["answer"]
+        return {}
+
+    def _new_tokens(self, said: str) -> list[int]:
         """What stands between the end of the last answer and the beginning of the next."""
         chat = self.tokenizer.apply_chat_template([{"role": "user", "content": said}], add_generation_prompt=True, tokenize=False)
         if self.turns:          # the template begins every conversation with the system's words
-            end = "" if answer[-1:] == [self.tokenizer.eos_token_id] else self.tokenizer.eos_token
+            end = "" if self.token_ids[-1] == self.tokenizer.eos_token_id else self.tokenizer.eos_token
             chat = end + "\n" + chat[chat.index("<|im_start|>user"):]
         return list(self.tokenizer(chat)["input_ids"])
 

@@ -29,8 +29,8 @@ def test_two_turns_without_anybody_at_the_keyboard() -> None:
     (tokens, reused, pulled), (later_tokens, later_reused, later_pulled) = (map(int, row[1:4]) for row in rows)
     assert reused == 0
     assert pulled == tokens
-    assert later_reused == tokens       # the first turn's tokens were not computed again
-    assert 0 < later_pulled < later_tokens - tokens     # nor pulled again, and the decoder had all of its answer but the last token
+    assert tokens < later_reused <= tokens + 24             # neither what was said nor the answer is computed again
+    assert later_pulled == later_tokens - later_reused + 1  # nor pulled: the decoder had all of its answer but the last token
     assert "you> And three more, please." in done.stdout
     left = [name for name in os.listdir("/dev/shm") if name.startswith("shmkv-chat-")]
     assert left == []
