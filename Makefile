@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 SOURCES := $(wildcard shmkv/*.pyx shmkv/*.pxd shmkv/*.h)
 
-.PHONY: demo test lint torture fuzz mutants coverage soak bench bench-peers demo-llm test-llm clean same-python
+.PHONY: demo test lint torture fuzz mutants coverage soak bench bench-peers demo-llm chat test-llm clean same-python
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.built
@@ -60,6 +60,9 @@ mutants: $(VENV)/.with-test
 
 demo-llm: $(VENV)/.with-model
 	@HF_HUB_OFFLINE=1 $(BIN)/python examples/smollm2.py
+
+chat: $(VENV)/.with-model
+	@HF_HUB_OFFLINE=1 $(BIN)/python examples/chat/chat.py
 
 test-llm: $(VENV)/.with-model $(VENV)/.with-test
 	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m llm

@@ -1,4 +1,4 @@
-"""Two sides that do not fit each other, requests that are too long, prompts that die: refused by name, and nothing wrong is said."""
+"""Two sides that do not fit, requests that are too long, prompts that die: refused by name, and nothing wrong is said."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -102,7 +102,8 @@ def test_rows_and_starts_that_are_not_there(pair: Pair) -> None:
     assert "was handed over" in prompt.refusal("feed", cache="p", model=LLAMA, ids=[1])
     decoder.call("new_cache", cache="d", model=LLAMA, tokens=2 * LENGTH)
     assert "argument 'row' must be below 1" in decoder.refusal("receive_into", cache="d", key=key, row=1)
-    assert "argument 'start' must not be above the 0 tokens of row 0" in decoder.refusal("receive_into", cache="d", key=key, start=1)
+    text = decoder.refusal("receive_into", cache="d", key=key, start=1)
+    assert "argument 'start' must not be above the 0 tokens of row 0" in text
     decoder.call("feed", cache="d", model=LLAMA, ids=ids_of(LENGTH + 1))
     text = decoder.refusal("receive_into", cache="d", key=key, start=LENGTH + 1)
     assert f"must not be above the {LENGTH} tokens behind" in text
