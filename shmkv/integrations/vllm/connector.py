@@ -22,6 +22,7 @@ from shmkv.integrations.vllm.from_vllm import bytes_of, check_supported, identit
 from shmkv.integrations.vllm.layers import Layers
 from shmkv.integrations.vllm.metrics import ShmkvMetrics, ShmkvStats
 from shmkv.integrations.vllm.plans import StepPlan
+from shmkv.integrations.vllm.publisher import most_blocks
 from shmkv.integrations.vllm.scheduler import SchedulerSide
 from shmkv.integrations.vllm.settings import ConnectorSettings
 from shmkv.integrations.vllm.sharing import Shared, open_shared
@@ -72,8 +73,9 @@ class ShmkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._worker: WorkerSide | None = None
         self._scheduler: SchedulerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
+            most = most_blocks(self._settings.capacity_bytes, self._identity.block_nbytes, self._identity.num_layers)
             self._scheduler = SchedulerSide(self._identity.seed(), self._identity.block_size,
-                                            self._is_found if self._consumes else None, produces=self._produces,
+                                            self._is_found if self._consumes else None, most_blocks=most if self._produces else 0,
                                             is_async=self._settings.async_load, counters=self._counters)
             if self._consumes and transfer.kv_load_failure_policy != "recompute":
                 log.warning("kv_load_failure_policy is %r: a request whose blocks go while they are loaded is ended with an error; "

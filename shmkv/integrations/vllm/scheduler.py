@@ -25,14 +25,15 @@ class _Note:
 
 
 class SchedulerSide:
-    """`is_found(block_hash)`: would all shards of the block be found now?; None for an engine that only produces."""
+    """`is_found(block_hash)`: would all shards of the block be found now?; None for an engine that only produces. `most_blocks`: of
+    a prompt that are stored, since of one that is longer than the room for it others can use the beginning; 0: store none."""
 
-    def __init__(self, seed: bytes, block_size: int, is_found: Callable[[bytes], bool] | None, *, produces: bool, is_async: bool,
+    def __init__(self, seed: bytes, block_size: int, is_found: Callable[[bytes], bool] | None, *, most_blocks: int, is_async: bool,
                  counters: Counters) -> None:
         self._seed = seed
         self._block_size = block_size
         self._is_found = is_found
-        self._produces = produces
+        self._most_blocks = most_blocks
         self._is_async = is_async
         self._counters = counters
         self._notes: dict[str, _Note] = {}
@@ -79,7 +80,7 @@ class SchedulerSide:
         loads, self._loads = tuple(self._loads), []
         stores = tuple(store for each in scheduled if (store := self._store(each)) is not None)
         forget, self._forget = self._forget, False
-        return StepPlan(loads, stores if self._produces else (), forget)
+        return StepPlan(loads, stores if self._most_blocks else (), forget)
 
     def _store(self, request: ScheduledRequest) -> Store | None:
         note = self._notes.get(request.request_id)
@@ -93,7 +94,7 @@ class SchedulerSide:
         if first >= len(note.hashes):
             return None                     # the whole prompt is done with
         end = request.computed + request.scheduled
-        full = min(end // size, len(note.hashes))
+        full = min(end // size, len(note.hashes), self._most_blocks)
         # A load that failed takes a request back to blocks that were dealt with.
         begin = min(note.stored, first)
         note.stored = full
