@@ -1,6 +1,8 @@
 """The comparison with vLLM's base class: what it says of one that is as it was, and of one that is not. Without vLLM."""
 from __future__ import annotations
 
+import logging
+import logging.handlers
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
@@ -8,6 +10,7 @@ import pytest
 
 from shmkv.integrations import vllm
 from shmkv.integrations.vllm.contract import ABSTRACT, OPTIONAL, TESTED_VERSIONS, differences
+from shmkv.integrations.vllm.vllm_log import speak_in_vllms_log
 
 
 def base_class(**changes: Callable[..., None] | None) -> type:
@@ -35,6 +38,34 @@ def test_a_base_class_as_it_was() -> None:
 ])
 def test_what_changed_is_said_in_a_sentence(changes: dict[str, Callable[..., None] | None], said: str) -> None:
     assert differences(base_class(**changes)) == [f"{said} (written for {TESTED_VERSIONS})"]
+
+
+def hears(monkeypatch: pytest.MonkeyPatch, name: str) -> logging.handlers.BufferingHandler:
+    """The only handler of a logger, for this test."""
+    handler = logging.handlers.BufferingHandler(100)
+    monkeypatch.setattr(logging.getLogger(name), "handlers", [handler])
+    return handler
+
+
+def test_words_go_where_those_of_vllm_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = logging.getLogger("shmkv")
+    theirs = hears(monkeypatch, "vllm")
+    monkeypatch.setattr(own, "handlers", [logging.NullHandler()])
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setattr(own, "level", own.level)
+    monkeypatch.setattr(logging.getLogger("vllm"), "level", logging.INFO)
+    for _ in range(2):
+        speak_in_vllms_log()
+    own.info("said once")
+    assert [record.getMessage() for record in theirs.buffer] == ["said once"]
+    logging.Manager._clear_cache(own.manager)       # which levels it lets through: not for other tests
+
+
+def test_words_that_somebody_hears_already_go_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, theirs = hears(monkeypatch, "shmkv"), hears(monkeypatch, "vllm")
+    speak_in_vllms_log()
+    logging.getLogger("shmkv").warning("mine")
+    assert (len(mine.buffer), len(theirs.buffer)) == (1, 0)
 
 
 def test_the_package_needs_no_vllm_before_the_connector_is_asked_for() -> None:

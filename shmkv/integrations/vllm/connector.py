@@ -26,6 +26,7 @@ from shmkv.integrations.vllm.publisher import most_blocks
 from shmkv.integrations.vllm.scheduler import SchedulerSide
 from shmkv.integrations.vllm.settings import ConnectorSettings
 from shmkv.integrations.vllm.sharing import Shared, open_shared
+from shmkv.integrations.vllm.vllm_log import speak_in_vllms_log
 from shmkv.integrations.vllm.worker import WorkerSide
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class ShmkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        speak_in_vllms_log()
         transfer = self._kv_transfer_config
         self._settings = ConnectorSettings.of(transfer.kv_connector_extra_config)
         check_supported(vllm_config, kv_cache_config)
