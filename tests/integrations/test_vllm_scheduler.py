@@ -8,7 +8,7 @@ import pytest
 from shmkv.integrations.vllm.block_keys import Prompt, block_hashes
 from shmkv.integrations.vllm.counters import COUNTED, Counters, added, readable
 from shmkv.integrations.vllm.plans import BlockPlace, ScheduledRequest, StepPlan
-from shmkv.integrations.vllm.scheduler import SchedulerSide
+from shmkv.integrations.vllm.scheduler import MOST_LOADS, SchedulerSide
 
 SEED, SIZE = b"seed", 4
 TOKENS = list(range(100, 118))                  # four whole blocks and a half
@@ -75,6 +75,15 @@ def test_what_is_matched_and_finds_no_room_is_not_loaded() -> None:
     house.side.match("r", PROMPT, len(TOKENS), 0)
     house.side.allocated("r", [1, 2], 0)
     assert house.side.plan([]) == StepPlan()
+
+
+def test_a_request_whose_loads_fail_is_computed_in_the_end() -> None:
+    house = House(is_async=True)
+    house.there.update(HASHES)
+    for _ in range(MOST_LOADS):
+        assert house.side.match("r", PROMPT, len(TOKENS), 0) == (16, True)
+        house.side.allocated("r", [1, 2, 3, 4, 5], 16)
+    assert house.side.match("r", PROMPT, len(TOKENS), 0) == (0, False)
 
 
 def test_an_engine_that_only_produces_finds_nothing() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from shmkv._layout import SEGMENT_DATA
 from shmkv.cache_desc import TENSOR_ALIGNMENT
@@ -36,7 +37,7 @@ class _Batch:
 
     store: Store
     cache: KvCache
-    block_ids: list[int]
+    block_ids: npt.NDArray[np.intp]
     tensors: list[Bytes]
     layers: int = 0
 
@@ -91,7 +92,8 @@ class Publisher:
         except (LLMParamError, LLMException) as error:
             self._leave_out(len(places), error)
             return
-        self._batches.append(_Batch(store, cache, [place.block_id for place in places], [each.numpy() for each in cache.tensors]))
+        block_ids = np.array([place.block_id for place in places], np.intp)
+        self._batches.append(_Batch(store, cache, block_ids, [each.numpy() for each in cache.tensors]))
 
     def _leave_out(self, blocks: int, error: LLMException) -> None:
         self._counters.add(dropped_blocks=blocks)

@@ -12,13 +12,18 @@ from shmkv.integrations.vllm.counters import Counters
 from shmkv.integrations.vllm.plans import BlockPlace, Load, ScheduledRequest, StepPlan, Store
 
 
+# A request whose load beside the batch failed is looked up again. One that fails time after time has to be computed in the end.
+MOST_LOADS = 2
+
+
 @dataclass
 class _Note:
-    """`hashes`: of the whole blocks of the prompt; `computed`: tokens that vLLM had itself at the last look-up; `loaded`: indices
-    of the blocks that came from others; `stored`: blocks that earlier steps have dealt with."""
+    """`hashes`: of the whole blocks of the prompt; `computed`: tokens that vLLM had itself at the last look-up; `loads`: how many
+    were begun; `loaded`: indices of the blocks that came from others; `stored`: blocks that earlier steps have dealt with."""
 
     hashes: list[bytes]
     computed: int = 0
+    loads: int = 0
     loaded: range = range(0)
     stored: int = 0
     block_ids: list[int] = field(default_factory=list)
@@ -48,7 +53,7 @@ class SchedulerSide:
         far; one of them is left to compute. A prompt of None has no blocks that could be shared. May be repeated."""
         note = self._note(request_id, prompt)
         note.computed = computed
-        if self._is_found is None:
+        if self._is_found is None or note.loads >= MOST_LOADS:
             return 0, False
         found = computed // self._block_size
         while found < len(note.hashes) and self._is_found(note.hashes[found]):
@@ -71,6 +76,7 @@ class SchedulerSide:
         if note is None or tokens <= 0:
             return
         size = self._block_size
+        note.loads += 1
         note.loaded = range(note.computed // size, -(-(note.computed + tokens) // size))
         self._counters.add(hit_tokens=tokens)
         self._loads.append(Load(request_id, tuple(BlockPlace(note.hashes[i], block_ids[i]) for i in note.loaded), self._is_async))
