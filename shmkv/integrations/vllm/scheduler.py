@@ -11,7 +11,6 @@ from shmkv.integrations.vllm.block_keys import Prompt, block_hashes
 from shmkv.integrations.vllm.counters import Counters
 from shmkv.integrations.vllm.plans import BlockPlace, Load, ScheduledRequest, StepPlan, Store
 
-
 # A request whose load beside the batch failed is looked up again. One that fails time after time has to be computed in the end.
 MOST_LOADS = 2
 
