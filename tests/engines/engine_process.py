@@ -85,8 +85,10 @@ class EngineAgent:
         """What the connector keeps."""
         connector = self.connector()
         shared = connector._shared
-        return {"cluster_id": shared.endpoint.cluster_id, "peers": list(shared.peers.usable), "stats": shared.endpoint.manager.stats(),
-                "notes": len(connector._scheduler), "free_blocks": self.core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()}
+        blocks = self.core.scheduler.kv_cache_manager.block_pool
+        return {"cluster_id": shared.endpoint.cluster_id, "peers": list(shared.peers.usable),
+                "stats": shared.endpoint.manager.stats(), "notes": len(connector._scheduler),
+                "free_blocks": blocks.get_num_free_blocks()}
 
     def execute(self, code: str) -> Any:
         scope: dict[str, Any] = {"agent": self, "result": None}

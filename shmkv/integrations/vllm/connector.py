@@ -22,9 +22,11 @@ from shmkv.integrations.vllm.from_vllm import bytes_of, check_supported, identit
 from shmkv.integrations.vllm.layers import Layers
 from shmkv.integrations.vllm.metrics import ShmkvMetrics, ShmkvStats
 from shmkv.integrations.vllm.plans import StepPlan
+from shmkv.integrations.vllm.publisher import most_blocks
 from shmkv.integrations.vllm.scheduler import SchedulerSide
 from shmkv.integrations.vllm.settings import ConnectorSettings
 from shmkv.integrations.vllm.sharing import Shared, open_shared
+from shmkv.integrations.vllm.vllm_log import speak_in_vllms_log
 from shmkv.integrations.vllm.worker import WorkerSide
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ class ShmkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        speak_in_vllms_log()
         transfer = self._kv_transfer_config
         self._settings = ConnectorSettings.of(transfer.kv_connector_extra_config)
         check_supported(vllm_config, kv_cache_config)
@@ -72,8 +75,9 @@ class ShmkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._worker: WorkerSide | None = None
         self._scheduler: SchedulerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
+            most = most_blocks(self._settings.capacity_bytes, self._identity.block_nbytes, self._identity.num_layers)
             self._scheduler = SchedulerSide(self._identity.seed(), self._identity.block_size,
-                                            self._is_found if self._consumes else None, produces=self._produces,
+                                            self._is_found if self._consumes else None, most_blocks=most if self._produces else 0,
                                             is_async=self._settings.async_load, counters=self._counters)
             if self._consumes and transfer.kv_load_failure_policy != "recompute":
                 log.warning("kv_load_failure_policy is %r: a request whose blocks go while they are loaded is ended with an error; "

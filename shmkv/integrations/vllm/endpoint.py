@@ -69,8 +69,8 @@ class Endpoint:
 
     def link(self, cluster_id: int, timeout_ms: int) -> bool:
         """Link to a producer, unless there is a link. False: it is not ready, or has gone again."""
-        _, (status,) = self._parts()[1].link([_info(cluster_id)], timeout_ms)
-        return status in (LLMStatusCode.LLM_SUCCESS, LLMStatusCode.LLM_ALREADY_LINK)
+        _, results = self._parts()[1].link([_info(cluster_id)], timeout_ms)
+        return results in ([LLMStatusCode.LLM_SUCCESS], [LLMStatusCode.LLM_ALREADY_LINK])
 
     def is_usable(self, cluster_id: int) -> bool:
         """Is there a link to a process that lives?"""

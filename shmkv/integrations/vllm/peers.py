@@ -65,10 +65,11 @@ class Peers:
             try:
                 self.look()
                 self._endpoint.manager.collect()
-            except LLMException as error:
-                if error.status_code == LLMStatusCode.LLM_ENGINE_FINALIZED:
+            except Exception as error:
+                if isinstance(error, LLMException) and error.status_code == LLMStatusCode.LLM_ENGINE_FINALIZED:
                     return
-                log.warning("looking for producers: %s", error)
+                # Whatever it was, there is another look; without one, nobody new would ever be found.
+                log.warning("looking for producers: %s", error, exc_info=not isinstance(error, LLMException))
 
     def look(self) -> None:
         """Link to who is new, let go of who is gone."""

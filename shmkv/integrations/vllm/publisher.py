@@ -11,7 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
+from shmkv._layout import SEGMENT_DATA
+from shmkv.cache_desc import TENSOR_ALIGNMENT
 from shmkv.errors import LLMException, LLMParamError
 from shmkv.integrations.vllm.block_keys import CARD_WORDS, cache_key, key_words
 from shmkv.integrations.vllm.counters import Counters
@@ -34,7 +37,7 @@ class _Batch:
 
     store: Store
     cache: KvCache
-    block_ids: list[int]
+    block_ids: npt.NDArray[np.intp]
     tensors: list[Bytes]
     layers: int = 0
 
@@ -78,12 +81,8 @@ class Publisher:
                 if words not in taken and not self._endpoint.contains(self._endpoint.cluster_id, words):
                     taken.add(words)
                     wanted.append(place)
-            wanted = wanted[:self._most_rows()]         # a prompt that is too long keeps its beginning
             for begin in range(0, len(wanted), ROWS_OF_A_CACHE):
                 self._allocate(store, wanted[begin:begin + ROWS_OF_A_CACHE])
-
-    def _most_rows(self) -> int:
-        return self._endpoint.settings.capacity_bytes // (self._layers.block_nbytes * len(self._layers.names))
 
     def _allocate(self, store: Store, places: list[BlockPlace]) -> None:
         keys = [cache_key(self._endpoint.cluster_id, key_words(place.block_hash, self._shard)) for place in places]
@@ -93,7 +92,8 @@ class Publisher:
         except (LLMParamError, LLMException) as error:
             self._leave_out(len(places), error)
             return
-        self._batches.append(_Batch(store, cache, [place.block_id for place in places], [each.numpy() for each in cache.tensors]))
+        block_ids = np.array([place.block_id for place in places], np.intp)
+        self._batches.append(_Batch(store, cache, block_ids, [each.numpy() for each in cache.tensors]))
 
     def _leave_out(self, blocks: int, error: LLMException) -> None:
         self._counters.add(dropped_blocks=blocks)
@@ -148,6 +148,13 @@ class Publisher:
             self._endpoint.manager.deallocate_cache(batch.cache)
         except LLMException as error:
             log.warning("blocks of request %s could not be removed: %s", batch.store.request_id, error)
+
+
+def most_blocks(capacity_bytes: int, block_nbytes: int, num_layers: int) -> int:
+    """How many blocks caches hold that together are within a capacity; each has a page of its own before its rows."""
+    row_nbytes = -(-block_nbytes // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT * num_layers
+    full, rest = divmod(capacity_bytes, SEGMENT_DATA + ROWS_OF_A_CACHE * row_nbytes)
+    return full * ROWS_OF_A_CACHE + max(0, rest - SEGMENT_DATA) // row_nbytes
 
 
 def spoilt_stores(taint: Taint, stores: Sequence[Store]) -> list[Store]:

@@ -11,28 +11,33 @@ from shmkv.integrations.vllm.block_keys import Prompt, block_hashes
 from shmkv.integrations.vllm.counters import Counters
 from shmkv.integrations.vllm.plans import BlockPlace, Load, ScheduledRequest, StepPlan, Store
 
+# A request whose load beside the batch failed is looked up again. One that fails time after time has to be computed in the end.
+MOST_LOADS = 2
+
 
 @dataclass
 class _Note:
-    """`hashes`: of the whole blocks of the prompt; `computed`: tokens that vLLM had itself at the last look-up; `loaded`: indices
-    of the blocks that came from others; `stored`: blocks that earlier steps have dealt with."""
+    """`hashes`: of the whole blocks of the prompt; `computed`: tokens that vLLM had itself at the last look-up; `loads`: how many
+    were begun; `loaded`: indices of the blocks that came from others; `stored`: blocks that earlier steps have dealt with."""
 
     hashes: list[bytes]
     computed: int = 0
+    loads: int = 0
     loaded: range = range(0)
     stored: int = 0
     block_ids: list[int] = field(default_factory=list)
 
 
 class SchedulerSide:
-    """`is_found(block_hash)`: would all shards of the block be found now?; None for an engine that only produces."""
+    """`is_found(block_hash)`: would all shards of the block be found now?; None for an engine that only produces. `most_blocks`: of
+    a prompt that are stored, since of one that is longer than the room for it others can use the beginning; 0: store none."""
 
-    def __init__(self, seed: bytes, block_size: int, is_found: Callable[[bytes], bool] | None, *, produces: bool, is_async: bool,
+    def __init__(self, seed: bytes, block_size: int, is_found: Callable[[bytes], bool] | None, *, most_blocks: int, is_async: bool,
                  counters: Counters) -> None:
         self._seed = seed
         self._block_size = block_size
         self._is_found = is_found
-        self._produces = produces
+        self._most_blocks = most_blocks
         self._is_async = is_async
         self._counters = counters
         self._notes: dict[str, _Note] = {}
@@ -47,7 +52,7 @@ class SchedulerSide:
         far; one of them is left to compute. A prompt of None has no blocks that could be shared. May be repeated."""
         note = self._note(request_id, prompt)
         note.computed = computed
-        if self._is_found is None:
+        if self._is_found is None or note.loads >= MOST_LOADS:
             return 0, False
         found = computed // self._block_size
         while found < len(note.hashes) and self._is_found(note.hashes[found]):
@@ -70,6 +75,7 @@ class SchedulerSide:
         if note is None or tokens <= 0:
             return
         size = self._block_size
+        note.loads += 1
         note.loaded = range(note.computed // size, -(-(note.computed + tokens) // size))
         self._counters.add(hit_tokens=tokens)
         self._loads.append(Load(request_id, tuple(BlockPlace(note.hashes[i], block_ids[i]) for i in note.loaded), self._is_async))
@@ -79,7 +85,7 @@ class SchedulerSide:
         loads, self._loads = tuple(self._loads), []
         stores = tuple(store for each in scheduled if (store := self._store(each)) is not None)
         forget, self._forget = self._forget, False
-        return StepPlan(loads, stores if self._produces else (), forget)
+        return StepPlan(loads, stores if self._most_blocks else (), forget)
 
     def _store(self, request: ScheduledRequest) -> Store | None:
         note = self._notes.get(request.request_id)
@@ -93,7 +99,7 @@ class SchedulerSide:
         if first >= len(note.hashes):
             return None                     # the whole prompt is done with
         end = request.computed + request.scheduled
-        full = min(end // size, len(note.hashes))
+        full = min(end // size, len(note.hashes), self._most_blocks)
         # A load that failed takes a request back to blocks that were dealt with.
         begin = min(note.stored, first)
         note.stored = full
