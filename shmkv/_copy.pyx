@@ -69,12 +69,16 @@ cdef struct Job:
     void* context
 
 
-cdef int move(const Plan* plan, uint64_t whole_nbytes, const char* src, int fd, char* dst, int mode, CheckFn check,
-              void* context) noexcept nogil:
+cdef int move(const Plan* plan, const char* src, int fd, char* dst, int mode, CheckFn check, void* context) noexcept nogil:
     """Copy all runs; `check` is asked after each share, on the calling thread, and ends the copy by a status other than 0.
     Source and destination do not overlap; both are memory, but for the one that is a file when `fd` is not -1: the destination in
-    mode MOVE_TO_FILE, else the source. All bytes are visible to whoever sees a later store of this thread. `whole_nbytes`: of what
-    the plan is a part of; who moves much does not want it in the processor's cache, however small the parts."""
+    mode MOVE_TO_FILE, else the source. All bytes are visible to whoever sees a later store of this thread."""
+    return move_part(plan, plan.nbytes, src, fd, dst, mode, check, context)
+
+
+cdef int move_part(const Plan* plan, uint64_t whole_nbytes, const char* src, int fd, char* dst, int mode, CheckFn check,
+                   void* context) noexcept nogil:
+    """The same for a plan that is a part of a whole: much does not belong into the processor's cache, however small its parts."""
     cdef Job job
     cdef uint32_t threads = 1
     job.plan, job.src, job.fd, job.dst, job.mode, job.check, job.context = plan, src, fd, dst, mode, check, context

@@ -128,7 +128,7 @@ cdef int pull_locked(Link* link, Local* dst, Request* want) noexcept nogil:
         if status == 0:
             looker.link = link
             looker.wait = &want.wait
-            status = move(plan, plan.nbytes, segment.address, segment.fd, dst.base, MOVE_DIRECT, look_at_link, &looker)
+            status = move(plan, segment.address, segment.fd, dst.base, MOVE_DIRECT, look_at_link, &looker)
         if status == 0:
             crash_point(b"copied")
             want.nbytes = plan.nbytes

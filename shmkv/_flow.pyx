@@ -195,7 +195,7 @@ cdef int copy_piece(Flow* flow, Link* link, Local* dst, uint32_t wanted) noexcep
         status = make_plan(link, &piece, &flow.found.copy, segment.nbytes, dst, &plan)
     if status == 0:
         looker.link, looker.wait = link, &piece.wait
-        status = move(plan, plan.nbytes, segment.address, segment.fd, dst.base, MOVE_DIRECT, look_while_copying, &looker)
+        status = move(plan, segment.address, segment.fd, dst.base, MOVE_DIRECT, look_while_copying, &looker)
     flow.want.wait.signals_ns = piece.wait.signals_ns
     if status == 0:
         crash_point(b"piece-copied")

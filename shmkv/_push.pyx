@@ -20,7 +20,7 @@ from libc.string cimport memset
 from shmkv._addresses cimport Place, find_place, is_in_cache, read_place
 from shmkv._attached cimport Attached
 from shmkv._blocks cimport BLOCKS_TO_BLOCKS, BlockLists, Blocks, build_blocks
-from shmkv._copy cimport MOVE_DIRECT, MOVE_TO_FILE, move
+from shmkv._copy cimport MOVE_DIRECT, MOVE_TO_FILE, move_part
 from shmkv._core cimport Looker, attach, bring_pages, count, drop_unlinked, look_at_link
 from shmkv._futex cimport add64_relaxed, now_ns
 from shmkv._layout cimport COUNT_TIMEOUTS
@@ -153,8 +153,8 @@ cdef int push_some(Link* link, Local* src, PushRequest* want, uint32_t* at) noex
     if status == 0:
         looker.link = link
         looker.wait = &want.wait
-        status = move(plan, plan.nbytes // tensors * want.count, src.base, segment.fd, segment.address,
-                      MOVE_DIRECT if segment.fd < 0 else MOVE_TO_FILE, look_at_link, &looker)
+        status = move_part(plan, plan.nbytes // tensors * want.count, src.base, segment.fd, segment.address,
+                           MOVE_DIRECT if segment.fd < 0 else MOVE_TO_FILE, look_at_link, &looker)
     if status == 0:
         want.nbytes += plan.nbytes
         status = 0 if recheck_written(link.mine, &place.found) else FIND_REMOVED

@@ -123,8 +123,8 @@ cdef int push_to(Link* link, Local* src, Request* want, FoundRow* found) noexcep
     if status == 0:
         looker.link = link
         looker.wait = &want.wait
-        status = move(plan, plan.nbytes, src.base, segment.fd, segment.address, MOVE_DIRECT if segment.fd < 0 else MOVE_TO_FILE,
-                      look_at_link, &looker)
+        status = move(plan, src.base, segment.fd, segment.address, MOVE_DIRECT if segment.fd < 0 else MOVE_TO_FILE, look_at_link,
+                      &looker)
     if status == 0:
         want.nbytes = plan.nbytes
         status = 0 if recheck_written(link.mine, found) else FIND_REMOVED

@@ -48,13 +48,13 @@ cdef int move_within(const Plan* plan, Local* src, Local* dst, bint disjoint, Pa
     cdef char* between
     cdef int status
     if disjoint:
-        return move(plan, plan.nbytes, src.base, -1, dst.base, MOVE_DIRECT, look_at_clock, wait)
+        return move(plan, src.base, -1, dst.base, MOVE_DIRECT, look_at_clock, wait)
     between = <char*>malloc(plan.nbytes)
     if between == NULL:
         return -ENOMEM
-    status = move(plan, plan.nbytes, src.base, -1, between, MOVE_GATHER, look_at_clock, wait)
+    status = move(plan, src.base, -1, between, MOVE_GATHER, look_at_clock, wait)
     if status == 0:
-        status = move(plan, plan.nbytes, between, -1, dst.base, MOVE_SCATTER, look_at_clock, wait)
+        status = move(plan, between, -1, dst.base, MOVE_SCATTER, look_at_clock, wait)
     free(between)
     return status
 

@@ -1,6 +1,7 @@
 """CacheView: read-only arrays on the memory of the cluster that filled it, without a copy."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 
 from shmkv._mapping import Region
@@ -21,8 +22,10 @@ class CacheView(Uncopyable):
     and DLPack with ``copy=True``. An array that outlives the view stays readable, but its bytes may become another cache's.
     """
 
-    def __init__(self, loan: Lender, window: tuple[int, int], desc: CacheDesc | None, first_tensor: int) -> None:
+    def __init__(self, loan: Lender, window: tuple[int, int], desc: CacheDesc | None, first_tensor: int,
+                 closed: Callable[[], object] = bool) -> None:
         self._loan = loan
+        self._closed = closed           # told after each close
         self._is_closed = False         # by this object: in a forked child the loan is the parent's, and stays open
         self._window = window           # offset, size (-1: the rest of the row)
         self._shapes = _Shapes(desc, first_tensor)
@@ -77,6 +80,7 @@ class CacheView(Uncopyable):
         self._tensors = ()
         self._lent = []
         self._loan.close()
+        self._closed()
 
     def __enter__(self) -> CacheView:
         return self

@@ -137,8 +137,10 @@ class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, AsyncCalls, 
             own.release()
 
     def collect(self) -> int:
-        """Free now what nobody uses any more: bytes given back to the system."""
+        """Free now what nobody uses any more: bytes given back to the system. And the records of removed links out of which
+        nothing is lent any more."""
         self._cluster.check_usable()
+        self._links.sweep_closing()
         with self._cluster.lock:
             return self._cluster.caches.collect()
 

@@ -135,7 +135,7 @@ class Links:
         deadline = time.monotonic() + timeout_ms / 1000
         try:
             with self._linking.within(timeout_ms / 1000):
-                self._sweep_closing()
+                self.sweep_closing()
                 results = self._link_all([int(info.remote_cluster_id or 0) for info in clusters], deadline)
         except TimeoutError:
             return LLMStatusCode.LLM_PROCESSING_LINK, []
@@ -198,7 +198,7 @@ class Links:
         if handle is not None:
             self._closing.append(handle)
             self._on_removed(handle)
-            self._sweep_closing()
+            self.sweep_closing()
 
     def _not_found(self, cluster_id: int) -> LLMStatusCode:
         """Nobody with that id appeared in time; say so, and whether one lives under another layout."""
@@ -309,7 +309,7 @@ class Links:
     def unlink(self, clusters: Sequence[LLMClusterInfo], timeout_ms: int, force: bool) -> LinkResults:
         """Remove links, from the side that made them or from the other one."""
         deadline = time.monotonic() + timeout_ms / 1000
-        self._sweep_closing()
+        self.sweep_closing()
         results = [self._unlink(int(info.remote_cluster_id or 0), deadline, force) for info in clusters]
         return self._overall(results, (OK, LLMStatusCode.LLM_NOT_YET_LINK), LLMStatusCode.LLM_UNLINK_FAILED), results
 
@@ -346,8 +346,8 @@ class Links:
             handle.mark_closing(False)
         return status not in (_link.TIMEOUT, _link.BUSY)
 
-    def _sweep_closing(self) -> None:
-        """Close our side of removed links once no thread is inside; the record can be used again then."""
+    def sweep_closing(self) -> None:
+        """Close our side of removed links once no thread is inside and nothing is lent; the record can be used again then."""
         for handle in list(self._closing):
             # While the peer's side names a cache of ours, the record stays among those that are looked at before memory is freed;
             # while ours names one of the peer's, nobody else may have the record.
@@ -369,7 +369,7 @@ class Links:
         deadline = time.monotonic() + self._cluster.settings.sync_kv_timeout_ms / 1000
         while any(handle.users for handle in self._closing) and time.monotonic() < deadline:
             time.sleep(0.001)               # they end at their next look; until then others are told "not linked"
-        self._sweep_closing()
+        self.sweep_closing()
         self.accepted.close(self._cluster.settings.sync_kv_timeout_ms)
 
 

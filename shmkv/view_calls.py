@@ -45,7 +45,7 @@ class ViewCalls(ManagerBase):
         consumes = check_bool("consume", consume) and offset is None
         loan = self._lend(cache_key, (size, offset or 0, *tensors), consumes)
         try:
-            view = CacheView(loan, (offset or 0, size), cache_desc, tensors[0])
+            view = CacheView(loan, (offset or 0, size), cache_desc, tensors[0], self._links.sweep_closing)
         except BaseException:
             loan.close()
             raise

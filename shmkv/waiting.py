@@ -210,8 +210,8 @@ class Waits:
             text = f"all {self._cluster.settings.max_leases} leases of the link are taken by views, forks and waiting pulls; the " \
                    f"limit is SHMKV_MAX_LEASES"
             return failure(what, LLMStatusCode.LLM_LINK_BUSY, text)
-        if status == _link.ENDED:
-            self._cluster.check_usable()        # ended by our own finalize?
+        if status in (_link.ENDED, _link.BUSY):
+            self._cluster.check_usable()        # by our own finalize?
         return failure(what, code_of(status, self._cluster), sentence_of(status, self._cluster, self._links, key, desc, select))
 
 

@@ -144,6 +144,36 @@ result = [refused, came]
     assert came == [None, []]
 
 
+@pytest.mark.parametrize("layers", [0, 1])
+def test_an_own_pull_that_waits_hears_of_the_end(pair: tuple[Peer, Peer], layers: int) -> None:
+    """And not that the link is busy, whether something comes for it meanwhile or not."""
+    p, d = pair
+    p.call("allocate", name="kv", keys=[req(1, 1)], publish=False, **SHAPE)
+    d.call("execute", code="""
+import threading
+def pull():
+    try:
+        agent.dist.kv_cache_manager.pull_cache(shmkv.CacheKey(1, 1), agent.caches["kv"], wait=True)
+        agent.said.append("done")
+    except shmkv.LLMException as error:
+        agent.said.append(error.status_code.name)
+agent.said = []
+agent.pulling = threading.Thread(target=pull)
+agent.pulling.start()
+agent.link = agent.dist._links.handle(1)
+""")
+    memory.wait_until(lambda: d.call("execute", code="result = len(agent.dist._manager._waits._running)") == 1, "it waits")
+    d.call("execute", code="""
+import threading
+agent.ending = threading.Thread(target=agent.finalize, kwargs={"drain_ms": 300})
+agent.ending.start()
+""")
+    memory.wait_until(lambda: d.call("execute", code="result = agent.link.is_closing"), "it drains")
+    if layers:
+        p.call("publish", name="kv")
+    assert d.call("execute", code="agent.ending.join(20)\nagent.pulling.join(20)\nresult = agent.said") == ["LLM_ENGINE_FINALIZED"]
+
+
 def test_interrupted_it_ends_at_the_second_call(here: Callable[..., Any]) -> None:
     dist = here("PROMPT")
     manager = dist.kv_cache_manager

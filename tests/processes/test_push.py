@@ -65,6 +65,24 @@ def test_rows_of_random_caches_against_numpy(prompt: StartPeer, decoder: StartPe
             peer.call("deallocate", name=name)
 
 
+def test_small_layers_of_a_large_transfer(prompt: StartPeer, decoder: StartPeer) -> None:
+    """Together they are above the threshold from which stores go past the processor's cache, each for itself is not."""
+    source, target, nbytes, room = prompt(), decoder(), 70_001, 70_100
+    for peer, name, row in ((source, "src", nbytes), (target, "dst", room)):
+        peer.call("allocate", name=name, num_tensors=64, shape=(1, row), dtype="DT_INT8")
+    source.call("noise", name="src", seed=1)
+    target.call("canary", name="dst")
+    offsets = [number % (room - nbytes) for number in range(64)]
+    addresses = [address + offset for address, offset in zip(target.call("addresses", name="dst"), offsets, strict=True)]
+    source.call("push", name="src", configs=[[2, addresses]])
+    assert source.call("results") == [OK]
+    wanted, found = source.read("src"), target.read("dst")
+    for number, offset in enumerate(offsets):
+        memory = np.full(room, 0x5A, np.uint8)
+        memory[offset:offset + nbytes] = wanted[number].reshape(-1)
+        np.testing.assert_array_equal(found[number].reshape(-1), memory, err_msg=f"tensor {number}")
+
+
 def test_blocks_of_random_caches_against_numpy(prompt: StartPeer, decoder: StartPeer, rounds: Callable[[int], int]) -> None:
     rng = random.Random(21)
     source, target = prompt(), decoder()

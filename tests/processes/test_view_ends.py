@@ -32,6 +32,29 @@ def test_what_is_dropped_gives_its_lease_back(sides: tuple[Peer, Peer], names: l
     assert (before, len(within(d, "mapped"))) == (1, 0)
 
 
+SIDE = "from shmkv import _link_record\nresult = _link_record.read(agent.dist._cluster.directory.region, 0)['sides'][1]['open']"
+
+
+@pytest.mark.parametrize("last", ["view", "fork", "dropped view"])
+def test_the_record_of_a_removed_link_goes_with_the_last_lease(sides: tuple[Peer, Peer], last: str) -> None:
+    """No other call about links is needed."""
+    p, d = sides
+    if last == "fork":
+        d.call("execute", code="agent.caches['fork'] = agent.dist.kv_cache_manager.fork_cache(shmkv.CacheKeyByIdAndIndex(1, 1, 1))")
+        within(d, "drop", names=["v", "arrays"])
+    assert d.call("unlink", ids=[1]) == [SUCCESS, [SUCCESS]]
+    assert p.call("execute", code=SIDE) != 0, "something is lent"
+    if last == "view":
+        d.call("execute", code="agent.lent['v'].close()")
+    else:
+        if last == "fork":
+            d.call("deallocate", name="fork")
+        else:
+            within(d, "drop", names=["v", "arrays"])
+        d.call("collect")
+    assert p.call("execute", code=SIDE) == 0
+
+
 _CYCLES = """
 import gc
 manager, key = agent.dist.kv_cache_manager, shmkv.CacheKeyByIdAndIndex(1, 1, 1)
