@@ -171,6 +171,26 @@ def test_a_blocks_key_that_was_taken_away_may_be_given_again(pair: Pair) -> None
     assert found.run(LOOK, True) == _wait.NOT_YET       # this one has found it and waits for its rows
 
 
+def test_a_blocks_cache_that_is_being_freed_may_be_followed_by_another(pair: Pair) -> None:
+    source = pair.add(SENT, published=4, blocks_model_id=7)
+    pair.owner.directory.retire(source.slot)
+    found = wait_for(pair, memory.blocks_key(7))
+    pair.owner.directory.release(source.slot)
+    pair.add(SENT, blocks_model_id=7)
+    assert found.run(LOOK, True) == 0
+
+
+@pytest.mark.parametrize(("words", "status"), [(request(99), _lookup.NEVER), (by_id(2), _lookup.UNPUBLISHED)])
+def test_who_does_not_wait_is_told_at_once(pair: Pair, words: tuple[int, ...], status: int) -> None:
+    """A pull in pieces may be one that only takes what is there."""
+    pair.add(SENT, published=2)
+    dst, written = memory.destination(*SHAPE)
+    found = RowFlow(pair.handle, dst, packed(words), select(), True, PATIENT_MS, 192, 2, False)
+    assert found.run(LOOK, True) == status
+    assert (lease(pair), int(pair.owner.side(pair.record, INITIATOR, "hazard").value)) == (0, 0)
+    assert (written == 0x5A).all()
+
+
 def test_a_cache_that_is_being_freed_does_not_come_again(pair: Pair) -> None:
     source = pair.add(SENT, published=0)
     pair.owner.directory.retire(source.slot)
