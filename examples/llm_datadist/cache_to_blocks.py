@@ -80,8 +80,8 @@ def decoder(given: Arguments) -> None:
     for layer in range(LAYERS):
         manager.pull_blocks(KEY, cache, src_blocks=[], dst_blocks=TABLE, src_layer_range=range(layer, layer + 1),
                             dst_layer_range=range(layer, layer + 1))
-        for tensor in (2 * layer, 2 * layer + 1):
-            expected[tensor][TABLE] = row(given.seed, tensor)
+        for place in (2 * layer, 2 * layer + 1):
+            expected[place][TABLE] = row(given.seed, place)
         expect(f"the row in blocks {TABLE}, up to layer {layer}", mine, expected)
     try:
         manager.pull_blocks(KEY, cache, src_blocks=[], dst_blocks=TABLE)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from peer import Namespace
 
 pytestmark = pytest.mark.timeout(300)     # many programs, one after the other
 WATCHDOG_S = 60
@@ -246,6 +247,59 @@ if __name__ == "__main__":
 def test_processes_that_the_program_starts_have_the_names_too(script: Any, tmp_path: Path) -> None:
     done = start(AS_MODULE, script(CHILDREN), cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+PROMPT_AND_DECODER = """
+import ctypes, multiprocessing, sys
+from llm_datadist import CacheDesc, CacheKey, DataType, LLMClusterInfo, LLMConfig, LLMDataDist, LLMRole, LLMStatusCode
+
+DESC = CacheDesc(4, [2, 1024], DataType.DT_INT8)
+KEY = CacheKey(1, req_id=7)
+
+def start(role, cluster_id):
+    config = LLMConfig()
+    config.sync_kv_timeout = 20000
+    dist = LLMDataDist(role, cluster_id)
+    dist.init(config.generate_options())
+    return dist
+
+def prompt(pipe):
+    dist = start(LLMRole.PROMPT, 1)
+    cache = dist.kv_cache_manager.allocate_cache(DESC, [KEY])
+    for number, address in enumerate(cache.per_device_tensor_addrs[0]):
+        ctypes.memset(address, 65 + number, 1024)
+    pipe.send("filled")
+    pipe.recv()
+    dist.finalize()
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    pipe, other = context.Pipe()
+    child = context.Process(target=prompt, args=(other,))
+    child.start()
+    assert pipe.poll(30) and pipe.recv() == "filled"
+    dist = start(LLMRole.DECODER, 2)
+    peer = LLMClusterInfo()
+    peer.remote_cluster_id = 1
+    peer.append_local_ip_info("127.0.0.1", 1)
+    peer.append_remote_ip_info("127.0.0.1", 1)
+    assert dist.link_clusters([peer], 20000)[0] == LLMStatusCode.LLM_SUCCESS
+    cache = dist.kv_cache_manager.allocate_cache(DESC)
+    dist.kv_cache_manager.pull_cache(KEY, cache, batch_index=1)
+    for number, address in enumerate(cache.per_device_tensor_addrs[0]):
+        assert ctypes.string_at(address, 2048) == bytes(1024) + bytes([65 + number]) * 1024
+    pipe.send("enough")
+    child.join(30)
+    dist.finalize()
+    print(child.exitcode)
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_prompt_that_is_a_child_of_its_decoder(script: Any, tmp_path: Path, namespace: Namespace, method: str) -> None:
+    done = start(AS_MODULE, script(PROMPT_AND_DECODER), method, cwd=tmp_path, env={"SHMKV_NAMESPACE": namespace.name})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+    assert namespace.names() == set()
 
 
 def test_children_have_the_same_path_as_under_plain_python(script: Any, tmp_path: Path) -> None:

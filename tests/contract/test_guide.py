@@ -278,7 +278,7 @@ def test_p8_threads_pull_side_by_side(prompt: StartPeer, decoder: StartPeer) -> 
 
 def test_p9_a_timeout_leaves_link_and_key(prompt: StartPeer, decoder: StartPeer) -> None:
     source, target = prompt(1), decoder(2, sync_kv_timeout=1, env={"SHMKV_COPY_THREADS": "1"})
-    big = {"shape": (1, 1 << 26), "dtype": "DT_INT8", "num_tensors": 4}
+    big = {"shape": (1, 1 << 25), "dtype": "DT_INT8", "num_tensors": 4}
     source.call("allocate", name="kv", keys=[req(1, 7)], **big)
     target.call("allocate", name="kv", **big)
     assert target.outcome("pull", key=req(1, 7), name="kv") == "LLM_WAIT_PROCESS_TIMEOUT"

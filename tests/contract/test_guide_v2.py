@@ -51,6 +51,28 @@ def remote(managed: Managed) -> Any:
     return managed(remote=True).cache_manager
 
 
+def test_what_the_first_rows_say_holds_here_too(managed: Managed) -> None:
+    dist = managed()
+    manager, blocks = dist.cache_manager, CacheDesc(2, [4, 16], DataType.DT_INT8)
+    source, target = noisy(manager.allocate_cache(DESC, [key(3), key(4)])), manager.allocate_cache(DESC)
+    for options in ({"src_layer_range": range(2, 2)}, {"src_layer_range": range(1), "dst_layer_range": range(2)},
+                    {"tensor_num_per_layer": 5}, {"dst_cache_offset": 16}, {"src_cache_offset": 12}):
+        assert status_of(lambda options=options: manager.pull_cache(key(3), target, **options)) == INVALID      # P1 to P3, P7
+    with pytest.raises(TypeError, match="src_offset"):
+        manager.pull_cache(key(3), target, src_offset=4)                # E4
+    with pytest.raises(AttributeError):
+        manager.pull_cache(None, target)                                # E3
+    manager.pull_cache(key(3), target)                                  # P4
+    for keys in ([key(5), key(6), key(7)], [key(4)], [CacheKey(1, 2, 0, 3)]):
+        assert status_of(lambda keys=keys: manager.allocate_cache(DESC, keys)) == INVALID       # K3 to K5
+    lists = manager.allocate_blocks_cache(blocks)
+    assert status_of(lambda: manager.copy_blocks(lists, {0: [1], 2: [4]})) == INVALID           # P12
+    for _ in range(2):
+        manager.deallocate_cache(source)                                # K6
+    dist.finalize()
+    assert status_of(lambda: manager.allocate_cache(DESC)) == LLMStatusCode.LLM_ENGINE_FINALIZED      # E5
+
+
 def test_m1_padding_is_no_duplicate(manager: Any) -> None:
     padding = CacheKey(1, U64MAX, prefix_id=U64MAX)
     manager.allocate_cache(DESC, [padding, padding])
