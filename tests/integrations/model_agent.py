@@ -13,8 +13,10 @@ import tiny_models
 import torch
 
 from shmkv.integrations import transformers as integration
+from shmkv.integrations.transformers import exchange
 
 caches: dict[str, Any] = {}
+headers: dict[str, Any] = {}
 
 
 def _model(spec: dict[str, Any]) -> Any:
@@ -93,6 +95,17 @@ def receive_fork(agent: Any, cache: str, key: list[Any], model: dict[str, Any], 
 
 def receive_into(agent: Any, cache: str, key: list[Any], **how: Any) -> int:
     return integration.receive_into(_key(key), caches[cache], **how)
+
+
+def look(agent: Any, header: str, key: list[Any], model: dict[str, Any]) -> int:
+    """The first half of a receive: its header, kept for `bring`."""
+    headers[header] = exchange.read_header(_key(key), agent.dist.kv_cache_manager, integration.layout_of(_model(model)))
+    return headers[header].length
+
+
+def bring(agent: Any, header: str, cache: str, key: list[Any]) -> None:
+    """The second half."""
+    exchange._bring(_key(key), caches[cache], 0, 0, headers[header])
 
 
 def set_lengths(agent: Any, cache: str, lengths: list[int]) -> None:

@@ -65,7 +65,7 @@ def test_a_model_of_hundreds_of_layers_fits_and_one_of_hundreds_of_kinds_is_refu
 
 @pytest.mark.parametrize("change", [
     {"format": "shmkv.transformers 2"}, {"length": 0}, {"length": 21}, {"length": None}, {"kinds": 5}, {"kinds": [[1, 2]]},
-    {"layers": [9]},
+    {"layers": [9]}, {"room": float("inf")}, {"layers": [[0]]},
     {"kinds": [["full attention", 0, [1], [1, 2], "float32"]]},
 ])
 def test_a_header_that_is_none(kit: Any, change: dict[str, object]) -> None:

@@ -111,6 +111,25 @@ def test_rows_and_starts_that_are_not_there(pair: Pair) -> None:
     prompt.call("close", cache="p")
 
 
+def test_a_row_that_is_filled_anew_between_header_and_bytes(pair: Pair) -> None:
+    prompt, decoder, key = pair.prompt, pair.decoder, pair.key()
+    prompt.call("new_cache", cache="p", model=LLAMA, tokens=2 * LENGTH)
+    prompt.call("feed", cache="p", model=LLAMA, ids=ids_of(LENGTH))
+    prompt.call("handoff", cache="p", key=key, keep=True)
+    decoder.call("new_cache", cache="d", model=LLAMA, tokens=2 * LENGTH)
+    assert decoder.call("look", header="old", key=key, model=LLAMA) == LENGTH
+    prompt.call("resume", cache="p")
+    prompt.call("set_lengths", cache="p", lengths=[0])
+    prompt.call("feed", cache="p", model=LLAMA, ids=ids_of(LENGTH, seed=2))     # as long as before, and another text
+    prompt.call("handoff", cache="p", key=key, keep=True)
+    answer = decoder.attempt("bring", header="old", cache="d", key=key)
+    assert answer.outcome == "LLM_KV_CACHE_NOT_EXIST"
+    assert "the row was filled anew meanwhile" in answer.text
+    assert decoder.call("lengths", cache="d") == [0]
+    for name, peer in (("p", prompt), ("d", decoder)):
+        peer.call("close", cache=name)
+
+
 def test_a_prompt_that_is_killed_in_its_prefill(prompt: StartPeer, decoder: StartPeer) -> None:
     """The decoder waits meanwhile, hears of it, and does the work itself."""
     need_models()

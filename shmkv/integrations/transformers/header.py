@@ -46,6 +46,6 @@ class Header(NamedTuple):
             header = Header(ModelLayout.from_json(values), int(values["room"]), int(values["length"]), str(values["nonce"]))
             if not 0 < header.length <= header.room:
                 raise ValueError(f"{header.length} of {header.room} tokens")
-        except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+        except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
             raise LLMParamError(f"the row was not made by handoff(): {type(error).__name__}: {error}") from error
         return header
