@@ -43,7 +43,8 @@ def sides(house: House) -> Sides:
 
 def prompts(tokenizer: Any) -> list[list[int]]:
     """Twenty, in five groups with a beginning in common: from a token to about six blocks, whole blocks among them."""
-    texts = [f"Letter {number // 4}. {PASSAGE * (2, 5, 9, 14)[number % 4]}{QUESTIONS[number % len(QUESTIONS)]}" for number in range(20)]
+    texts = [f"Letter {number // 4}. {PASSAGE * (2, 5, 9, 14)[number % 4]}{QUESTIONS[number % len(QUESTIONS)]}"
+             for number in range(20)]
     made = [list(tokenizer(text).input_ids) for text in texts]
     made[0], made[1], made[4] = made[3][:BLOCK], made[3][:2 * BLOCK], made[7][:BLOCK + 1]
     made[8] = made[8][:1]
