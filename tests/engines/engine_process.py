@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import traceback
 from typing import Any
 
@@ -22,7 +23,7 @@ class EngineAgent:
 
     def __init__(self, model: str, connector: dict[str, Any] | None, **options: Any) -> None:
         transfer = None if connector is None else KVTransferConfig(
-            kv_connector="ShmkvConnector", kv_connector_module_path="shmkv.integrations.vllm", **connector)
+            **{"kv_connector": "ShmkvConnector", "kv_connector_module_path": "shmkv.integrations.vllm", **connector})
         self.llm = LLM(model, kv_transfer_config=transfer, enforce_eager=True, dtype="bfloat16", skip_tokenizer_init=True,
                        disable_log_stats=False, **options)
         self.core = self.llm.llm_engine.engine_core.engine_core
@@ -52,6 +53,19 @@ class EngineAgent:
     def each(self, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
         """The same, one after the other."""
         return [self.generate([prompt], max_tokens)[0] for prompt in prompts]
+
+    def timed(self, prompt: list[int], max_tokens: int) -> list[float]:
+        """Seconds from a request's beginning to its first and to its last token."""
+        engine = self.llm.llm_engine
+        begun = time.perf_counter()
+        engine.add_request("timed", {"prompt_token_ids": prompt},
+                           SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False))
+        first = 0.0
+        while engine.has_unfinished_requests():
+            outputs = engine.step()
+            if outputs and outputs[0].outputs[0].token_ids and not first:
+                first = time.perf_counter() - begun
+        return [first, time.perf_counter() - begun]
 
     def abort(self, prompts: list[list[int]], steps: int) -> int:
         """Begin all of them, make some steps, give them up: how many are left."""

@@ -37,16 +37,16 @@ def sides(house: House) -> Sides:
                house.start("consumer", model, "kv_consumer")]
     for engine in engines:
         engine.wait_until_ready()
-    house.wait_until(lambda: len(engines[2].call("state")["peers"]) == 2)
+    house.wait_until(lambda: len(engines[2].call("state")["peers"]) == 2)       # itself and the producer
     return Sides(*engines, AutoTokenizer.from_pretrained(model))
 
 
 def prompts(tokenizer: Any) -> list[list[int]]:
-    """Twenty: of every length from a few tokens to six blocks, whole blocks among them, most with a beginning in common."""
-    texts = [PASSAGE * (1 + number % 7) + question for number, question in enumerate(QUESTIONS * 2)]
+    """Twenty, in five groups with a beginning in common: from a token to about six blocks, whole blocks among them."""
+    texts = [f"Letter {number // 4}. {PASSAGE * (2, 5, 9, 14)[number % 4]}{QUESTIONS[number % len(QUESTIONS)]}"
+             for number in range(20)]
     made = [list(tokenizer(text).input_ids) for text in texts]
-    made[3], made[4] = made[6][:BLOCK], made[6][:2 * BLOCK]
-    made[5] = made[5][:BLOCK + 1]
+    made[0], made[1], made[4] = made[3][:BLOCK], made[3][:2 * BLOCK], made[7][:BLOCK + 1]
     made[8] = made[8][:1]
     return made
 
