@@ -155,7 +155,7 @@ class Links:
         timeout_ms = self._cluster.settings.sync_kv_timeout_ms
         try:
             with self._linking.within(timeout_ms / 1000):
-                self._sweep_closing()
+                self.sweep_closing()
                 if self.is_linked(cluster_id):
                     return True
                 self._forget_removed(cluster_id)
@@ -315,7 +315,7 @@ class Links:
 
     def unlink_one(self, cluster_id: int, timeout_ms: int) -> LLMStatusCode:
         """Remove the link to a cluster: LLM_LINK_BUSY if it is in use for that long."""
-        self._sweep_closing()
+        self.sweep_closing()
         return self._unlink(cluster_id, time.monotonic() + timeout_ms / 1000, force=False)
 
     def _unlink(self, cluster_id: int, deadline: float, force: bool) -> LLMStatusCode:
