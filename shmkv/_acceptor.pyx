@@ -28,6 +28,7 @@ from shmkv._link cimport (
     LINK_FORKED,
     LINK_INTERRUPTED,
     LINK_TIMEOUT,
+    Link,
     Patience,
     link_enter,
     link_leave,
@@ -42,7 +43,7 @@ from shmkv._mapping cimport Region
 cdef uint64_t NOBODY = <uint64_t>-1     # no cluster's incarnation
 
 
-cdef class AcceptedLink:
+cdef class AcceptedLink(LinkEnd):
     """The link with this serial in a record of the own directory. What the record says of the peer counts only while it has that
     serial, which every call asks."""
 

@@ -26,6 +26,8 @@ cdef struct Blocks:
 cdef int check_blocks_destination(const Shape* dst, uint32_t dst_tensors, Selection* want, const Blocks* blocks) noexcept nogil
 cdef int build_blocks(Plan* plan, const Shape* src, uint32_t src_tensors, const Shape* dst, const Selection* want,
                       const Blocks* blocks) noexcept nogil
+cdef int build_whole_rows(Plan* plan, const Shape* src, uint32_t src_tensors, const Shape* dst, const Selection* want,
+                          const Blocks* blocks) noexcept nogil
 cdef int plan_for_blocks(KeptPlans* plans, const char* records, uint32_t record_nbytes, uint32_t src_count, uint64_t src_rows,
                          uint64_t src_nbytes, const Shape* dst, const Selection* want, const Blocks* blocks,
                          Plan** plan) noexcept nogil

@@ -14,6 +14,7 @@ from shmkv._plan cimport (
     PLAN_DST_BLOCK,
     PLAN_DST_RANGE,
     PLAN_DST_ROW,
+    PLAN_DST_WINDOW,
     PLAN_SRC_BLOCK,
     ShapeList,
     Span,
@@ -56,6 +57,16 @@ cdef class BlockLists:
     def looked(self):
         """The numbers of the source blocks that have to be there, as a list."""
         return [self.blocks.src[i] for i in range(self.blocks.looked)]
+
+    @property
+    def pairs(self):
+        """(source, destination) of each, in order."""
+        return [(self.blocks.src[i], self.blocks.dst[i]) for i in range(self.blocks.count)]
+
+    @property
+    def mode(self):
+        """TO_BLOCKS, FROM_ROW or TO_ROW."""
+        return self.blocks.mode
 
     def __dealloc__(self):
         free(self.blocks.src)
@@ -122,6 +133,36 @@ cdef void add_blocks(Plan* plan, const Shape* src, const Shape* dst, const Selec
         else:
             place(dst, blocks.dst[i], 0, &span.dst, &span.dst_left, &span.dst_inner, &span.dst_gap)
         add(plan, &span)
+
+
+cdef int build_whole_rows(Plan* plan, const Shape* src, uint32_t src_tensors, const Shape* dst, const Selection* want,
+                          const Blocks* blocks) noexcept nogil:
+    """Spans of a whole row of each selected tensor, or of its blocks, to the beginning of rows that may be longer. Of either side
+    rows and blocks, and of the destination tensors, are known to be there; 0, PLAN_* or -ENOMEM."""
+    cdef uint32_t pairs = 1 if blocks == NULL else blocks.count, j
+    cdef int64_t i
+    cdef int status = check_tensors(want, src_tensors)
+    if status != 0:
+        return status
+    for i in range(want.dst_count):
+        if row_nbytes(&src[want.src_first + i]) > row_nbytes(&dst[want.dst_first + i]):
+            return PLAN_DST_WINDOW if blocks == NULL else PLAN_BLOCK_NBYTES
+    status = reserve_spans(plan, <uint64_t>want.dst_count * pairs)
+    if status != 0:
+        return status
+    for i in range(want.dst_count):
+        for j in range(pairs):
+            add_row(plan, &src[want.src_first + i], want.src_row if blocks == NULL else blocks.src[j], &dst[want.dst_first + i],
+                    want.dst_row if blocks == NULL else blocks.dst[j])
+    return 0
+
+
+cdef void add_row(Plan* plan, const Shape* src, uint32_t src_row, const Shape* dst, uint32_t dst_row) noexcept nogil:
+    cdef Span span
+    span.nbytes = row_nbytes(src)
+    place(src, src_row, 0, &span.src, &span.src_left, &span.src_inner, &span.src_gap)
+    place(dst, dst_row, 0, &span.dst, &span.dst_left, &span.dst_inner, &span.dst_gap)
+    add(plan, &span)
 
 
 cdef int plan_for_blocks(KeptPlans* plans, const char* records, uint32_t record_nbytes, uint32_t src_count, uint64_t src_rows,

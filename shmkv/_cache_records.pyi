@@ -15,7 +15,7 @@ class CacheRecords:
     def index(self) -> KeyIndex: ...
     def insert(
         self,
-        segment: Region,
+        segment: Region | None,
         owner: object,
         *,
         cache_id: int,
@@ -26,6 +26,9 @@ class CacheRecords:
         kind: int = 0,
         blocks_model_id: int | None = None,
         format: int = 0,
+        base_address: int = 0,
+        nbytes: int = 0,
+        remote_accessible: bool = True,
     ) -> tuple[int, int]: ...
     @property
     def owners(self) -> dict[int, Any]: ...

@@ -33,13 +33,15 @@ cdef class CacheRecords:
         free(self.own)
 
     def insert(self, Region segment, owner, *, int64_t cache_id, uint64_t serial, tensors, uint32_t num_rows,
-               uint32_t published, uint32_t kind=CACHE_CONTIGUOUS, blocks_model_id=None, uint64_t format=0):
+               uint32_t published, uint32_t kind=CACHE_CONTIGUOUS, blocks_model_id=None, uint64_t format=0,
+               uint64_t base_address=0, uint64_t nbytes=0, bint remote_accessible=True):
         """Record a cache: (slot, generation). Its word says LIVE afterwards, its rows have no keys yet.
 
         `owner` (any object) stands in `owners` under the slot from then on, with no moment in between for a signal handler.
 
         `tensors`: a ShapeList, or one (offset, nbytes, outer, rows, inner, dtype) each, in bytes from the segment's start;
-        `published`: tensors of a row readable at once; `format`: a hash of kv_tensor_format, 0 = none.
+        `published`: tensors of a row readable at once; `format`: a hash of kv_tensor_format, 0 = none. Without an own
+        segment: `base_address`, from which offsets count, and `nbytes` of the memory there, or of the segment in which it lies.
         MemoryError or OSError, nothing recorded, when a table cannot grow.
         """
         cdef ShapeList shapes = tensors if isinstance(tensors, ShapeList) else ShapeList(tensors)
@@ -54,17 +56,20 @@ cdef class CacheRecords:
         self.next_generation += 1
         self.own[slot] = OwnRecord(generation, cache_id, count, first_tensor, num_rows, first_row, first_line, lines,
                                    load32_acquire(&cache.consumed), blocks_model_id or 0, blocks_model_id is not None)
-        self.fill_tensors(first_tensor, shapes, <size_t>segment.address)
+        if segment is not None:
+            base_address, nbytes = <size_t>segment.address, segment.nbytes
+        self.fill_tensors(first_tensor, shapes, base_address)
         for i in range(num_rows):
             self.fill_row(first_row + i, slot, i, published)
-        write_segment_header(segment, self.incarnation, serial, generation)
+        if segment is not None:
+            write_segment_header(segment, self.incarnation, serial, generation)
         made.cache_id = cache_id
         made.segment_serial = serial
-        made.segment_nbytes = segment.nbytes
+        made.segment_nbytes = nbytes
         made.kind = kind
         made.blocks_model_id = blocks_model_id or 0
         made.blocks_bound = blocks_model_id is not None
-        made.remote_accessible = 1
+        made.remote_accessible = remote_accessible
         made.num_tensors = count
         made.first_tensor = first_tensor
         made.num_rows = num_rows

@@ -80,15 +80,20 @@ cdef int move_part(const Plan* plan, uint64_t whole_nbytes, const char* src, int
                    void* context) noexcept nogil:
     """The same for a plan that is a part of a whole: much does not belong into the processor's cache, however small its parts."""
     cdef Job job
-    cdef uint32_t threads
+    cdef uint32_t threads = 1
     job.plan, job.src, job.fd, job.dst, job.mode, job.check, job.context = plan, src, fd, dst, mode, check, context
     job.streaming = whole_nbytes >= nt_threshold
     job.copy = chosen.streaming if job.streaming else chosen.ordinary
-    threads = crew_limit() if plan.nbytes >= crew_threshold else 1
-    job.share_nbytes = CHUNK_NBYTES if threads == 1 else SHARE_NBYTES
+    job.share_nbytes = share_of(plan.nbytes, &threads)
     if plan.nbytes <= job.share_nbytes:
         return copy_share(&job, 0)
     return crew_run(copy_share, &job, (plan.nbytes + job.share_nbytes - 1) // job.share_nbytes, threads, copy_share_and_look)
+
+
+cdef uint64_t share_of(uint64_t nbytes, uint32_t* threads) noexcept nogil:
+    """In shares of how many bytes so much is moved, and on how many threads."""
+    threads[0] = crew_limit() if nbytes >= crew_threshold else 1
+    return CHUNK_NBYTES if threads[0] == 1 else SHARE_NBYTES
 
 
 cdef int copy_share(void* context, uint64_t share) noexcept nogil:

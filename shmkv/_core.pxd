@@ -17,6 +17,10 @@ cdef enum:
     BY_BLOCKS_KEY = 2
 
 
+cdef enum:
+    CORE_PRIVATE = -1402            # the cache lies in private memory of its owner's process
+
+
 cdef struct Request:
     Key key
     int by                          # how the source is named

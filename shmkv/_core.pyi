@@ -1,1 +1,4 @@
-"""Nothing here is for Python."""
+"""One answer of the hot path; the rest is for C."""
+from typing import Final
+
+PRIVATE: Final[int]

@@ -39,6 +39,7 @@ from shmkv._futex cimport (
 )
 from shmkv._kept_plans cimport plan_for
 from shmkv._layout cimport (
+    CACHE_REGISTERED,
     COUNT_BYTES,
     COUNT_COPY_NS,
     COUNT_FAILED,
@@ -212,6 +213,8 @@ cdef int attach(Link* link, const FoundRow* found, Attached** segment) noexcept 
     cdef int status = 0
     if link.segments.entries == NULL:
         return -ENOMEM
+    if found.copy.segment_serial == 0 and found.copy.kind == CACHE_REGISTERED:
+        return CORE_PRIVATE
     segment[0] = table_find(&link.segments, found.copy.segment_serial)
     if segment[0] == NULL:
         crash_point(b"attaching")
@@ -221,7 +224,8 @@ cdef int attach(Link* link, const FoundRow* found, Attached** segment) noexcept 
             status = look(link)     # the peer is just finalizing, or dead and being swept
     elif segment[0].nbytes != found.copy.segment_nbytes:
         status = ATTACH_SIZE
-    if status == 0:
+    # What is registered within a segment lies in another cache's, whose generation the header has, and keeps that from being freed.
+    if status == 0 and found.copy.kind != CACHE_REGISTERED:
         status = check_generation(segment[0], link.peer_incarnation, word_generation(found.cache_word))
     return status
 
@@ -268,7 +272,8 @@ cdef int finish(Link* link, Request* want, FoundRow* found) noexcept nogil:
     store64_relaxed(&found.row.last_use_ns, want.wait.entered_ns)
     if found.key_kind == KEY_PREFIX:
         add32_relaxed(&found.row.hits, 1)
-    if not want.consumes or found.key_kind != KEY_REQUEST or word_state(found.row_word) != ROW_LIVE:
+    if not want.consumes or found.key_kind != KEY_REQUEST or word_state(found.row_word) != ROW_LIVE \
+            or found.copy.kind == CACHE_REGISTERED:
         return 0
     if count < found.copy.num_tensors:
         if not cover(link.directory, found, want.select.src_first, count):
@@ -300,3 +305,6 @@ cdef void count(Link* link, const Patience* wait, uint64_t nbytes, int status) n
         count_up(&counters[COUNT_TIMEOUTS], 1)
     else:
         count_up(&counters[COUNT_FAILED], 1)
+
+
+PRIVATE = CORE_PRIVATE

@@ -30,10 +30,10 @@ from shmkv._core cimport (
     note_format,
 )
 from shmkv._crash cimport crash_point
-from shmkv._events cimport memory_changed
 from shmkv._futex cimport exchange32_seq, now_ns, store32_release
 from shmkv._layout cimport word_generation
-from shmkv._lease cimport lease_give, lease_take
+from shmkv._lease cimport lease_take
+from shmkv._lend cimport give_back
 from shmkv._life cimport process_epoch
 from shmkv._link cimport (
     LINK_CANCELLED,
@@ -226,8 +226,7 @@ cdef int finish_piece(Flow* flow, Link* link, Request* piece, uint32_t wanted) n
 cdef void flow_end(Flow* flow, Link* link) noexcept nogil:
     """Give the lease back, if there is one and it is this process's; twice does nothing more."""
     if flow.lease >= 0 and link.epoch == process_epoch():
-        lease_give(link.mine, flow.lease)
-        memory_changed(link.directory)
+        give_back(link, flow.lease)
     flow.lease = -1
     flow.is_over = True
 

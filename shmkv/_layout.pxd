@@ -183,7 +183,7 @@ cdef struct MemberRecord:
     # The first 24 bytes keep their meaning in every version, so that another version can name who lives here.
     uint64_t incarnation            # joiner; cold lock, release after the other fields; 0 = free
     uint64_t cluster_id             # joiner; cold lock; before incarnation
-    uint32_t pid                    # joiner; cold lock; for people, never for decisions
+    uint32_t pid                    # joiner; cold lock; used only where the kernel says the same of the life byte
     uint32_t role                   # joiner; cold lock; LLMRole as number; again, without it, at switch_role
     uint64_t start_time             # joiner; cold lock; clock ticks after boot, as in /proc/<pid>/stat
     uint32_t layout_version         # joiner; cold lock

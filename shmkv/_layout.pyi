@@ -9,6 +9,10 @@ SEGMENT_DATA: Final[int]
 ALIGNMENT: Final[int]
 MEMBERS_LIMIT: Final[int]
 LINKS_LIMIT: Final[int]
+KIND_CONTIGUOUS: Final[int]
+KIND_BLOCKS: Final[int]
+KIND_HOST: Final[int]
+KIND_REGISTERED: Final[int]
 
 def fields() -> tuple[tuple[str, str, int, int], ...]: ...
 def tables() -> tuple[tuple[str, int, int, int], ...]: ...

@@ -41,5 +41,6 @@ cdef class Loan:
     cdef void end(self)
 
 
+cdef void give_back(Link* link, int lease) noexcept nogil
 cdef int lend_now(Link* link, Request* want, uint32_t limit, Lent* lent) noexcept nogil
 cdef Loan loan_of(LinkHandle handle, Lent* lent)

@@ -94,16 +94,21 @@ cdef void hold(Lent* lent, Attached* segment, const FoundRow* found) noexcept no
 cdef void take_back(Link* link, Lent* lent) noexcept nogil:
     """The end of a loan: lease, mapping, copies. Done twice it does nothing more."""
     if lent.lease >= 0:
-        # Nobody uses a record again that a living side holds a lease in; but this side may have been taken for dead.
-        if word_generation(load64_relaxed(&link.record.state)) == link.serial:
-            lease_give(link.mine, lent.lease)
-            memory_changed(link.directory)
+        give_back(link, lent.lease)
         lent.lease = -1
     if lent.mapped != NULL:
         mapped_give(lent.mapped)
         lent.mapped = NULL
     free(lent.tensors)
     lent.tensors = NULL
+
+
+cdef void give_back(Link* link, int lease) noexcept nogil:
+    """The end of a lease, told to an owner that waits for memory."""
+    # Nobody uses a record again that a living side holds a lease in; but this side may have been taken for dead.
+    if word_generation(load64_relaxed(&link.record.state)) == link.serial:
+        lease_give(link.mine, lease)
+        memory_changed(link.directory)
 
 
 cdef int copy_tensors(Link* link, Request* want, const FoundRow* found, uint64_t nbytes, Lent* lent) noexcept nogil:

@@ -6,4 +6,5 @@ namespaces. Knows nothing of slots' meaning.
 from libc.stdint cimport uint32_t, uint64_t
 
 cdef int life_look(int fd, uint32_t slot) noexcept nogil
+cdef int life_holder(int fd, uint32_t slot, int* pid) noexcept nogil
 cdef uint64_t process_epoch() noexcept nogil

@@ -75,10 +75,15 @@ cdef int look(int fd, uint32_t byte, uint32_t count, int* pid) noexcept nogil:
     return kind != F_UNLCK
 
 
+cdef int life_holder(int fd, uint32_t slot, int* pid) noexcept nogil:
+    """As `look`, for the life byte of a member slot; with 1 also the holder's pid, 0 if this pid namespace does not show it."""
+    return look(fd, LIFE_FIRST + slot, 1, pid)
+
+
 cdef int life_look(int fd, uint32_t slot) noexcept nogil:
     """As `look`, for the life byte of a member slot."""
     cdef int pid = 0
-    return look(fd, LIFE_FIRST + slot, 1, &pid)
+    return life_holder(fd, slot, &pid)
 
 
 if epoch_watch() != 0:

@@ -5,6 +5,7 @@ from shmkv._attached cimport AttachedTable
 from shmkv._futex cimport ThreadQueue
 from shmkv._layout cimport LinkRecord, LinkSide
 from shmkv._kept_plans cimport KeptPlans
+from shmkv._mapping cimport Region
 
 
 cdef enum:
@@ -68,6 +69,12 @@ cdef struct Link:
     uint64_t unlinked_seen
     KeptPlans plans
     int format_remark               # whether somebody has to be told that the two sides' formats differ
+
+
+cdef class LinkEnd:
+    """A link as an object of Python, of the side that made it or of the other one."""
+    cdef Link link
+    cdef readonly Region directory  # the peer's; None while an acceptor has not needed it
 
 
 cdef void patience_init(Patience* wait, int64_t timeout_ms)

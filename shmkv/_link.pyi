@@ -1,5 +1,7 @@
 """Types of getting a link's lock, and its answers."""
-from typing import Final
+from typing import Any, Final
+
+from shmkv._mapping import Region
 
 ENDED: Final[int]
 BUSY: Final[int]
@@ -8,5 +10,9 @@ TIMEOUT: Final[int]
 INTERRUPTED: Final[int]
 CANCELLED: Final[int]
 FORKED: Final[int]
+
+class LinkEnd:
+    @property
+    def directory(self) -> Region | Any: ...        # None while an acceptor has not needed it
 
 def inside_call() -> bool: ...

@@ -307,6 +307,10 @@ cdef int stop_waiting(Link* link, int status) noexcept nogil:
     return status
 
 
+cdef class LinkEnd:
+    """`_link_handle` and `_acceptor` fill it in."""
+
+
 ENDED, BUSY, PEER_GONE = LINK_ENDED, LINK_BUSY, LINK_PEER_GONE
 TIMEOUT, INTERRUPTED, CANCELLED, FORKED = LINK_TIMEOUT, LINK_INTERRUPTED, LINK_CANCELLED, LINK_FORKED
 

@@ -2,15 +2,14 @@
 from typing import Any
 from weakref import WeakSet
 
+from shmkv._link import LinkEnd
 from shmkv._mapping import Region
 
-class LinkHandle:
+class LinkHandle(LinkEnd):
     def __init__(self, directory: Region, members: Region, life_fd: int, slot: int, prefix: bytes,
-                 by_pread: bool = False) -> None: ...
+                 by_pread: bool = False, writable: bool = False) -> None: ...
     @property
     def followers(self) -> WeakSet[Any]: ...
-    @property
-    def directory(self) -> Region: ...
     @property
     def members(self) -> Region: ...
     @property

@@ -38,6 +38,7 @@ from shmkv._link cimport (
     LINK_INTERRUPTED,
     REMARK_DUE,
     REMARK_MADE,
+    Link,
     Patience,
     link_enter,
     link_leave,
@@ -48,13 +49,15 @@ from shmkv._link cimport (
 from shmkv._link_record cimport end_link, is_idle, side_lives
 
 
-cdef class LinkHandle:
+cdef class LinkHandle(LinkEnd):
     """Made under the cold lock, right after the record was claimed.
 
-    `directory` is the peer's, mapped writable; `prefix` the path of its segments up to the serial; `by_pread`: as in `_attached`.
+    `directory` is the peer's, mapped writable; `prefix` the path of its segments up to the serial; `by_pread` and `writable`: as in
+    `_attached`; writable for those who push over it as well.
     """
 
-    def __cinit__(self, Region directory, Region members, int life_fd, uint32_t slot, bytes prefix, bint by_pread=False):
+    def __cinit__(self, Region directory, Region members, int life_fd, uint32_t slot, bytes prefix, bint by_pread=False,
+                  bint writable=False):
         cdef Link* link = &self.link
         self.directory = directory
         self.members = members
@@ -77,7 +80,7 @@ cdef class LinkHandle:
         self.cluster_id = load64_relaxed(&link.record.sides[SIDE_ACCEPTOR].cluster_id)
         if link.peer_slot >= MEMBERS_MAX:
             raise ValueError(f"the link record names member slot {link.peer_slot} of {MEMBERS_MAX}")
-        if table_init(&link.segments, by_pread, False) != 0:
+        if table_init(&link.segments, by_pread, writable) != 0:
             raise MemoryError("no memory for a table of mappings")
 
     def __dealloc__(self):

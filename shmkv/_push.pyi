@@ -2,8 +2,8 @@
 from collections.abc import Sequence
 from typing import Final
 
-from shmkv._acceptor import AcceptedLink
 from shmkv._blocks import BlockLists
+from shmkv._link import LinkEnd
 from shmkv._local import LocalCache
 
 ADDRESS: Final[int]
@@ -19,7 +19,7 @@ class Addresses:
     def part(self, begin: int, end: int) -> list[int]: ...
 
 def push(
-    handle: AcceptedLink,
+    handle: LinkEnd,
     src: LocalCache,
     addresses: Addresses,
     begin: int,
@@ -30,4 +30,5 @@ def push(
     timeout_ms: int,
     *,
     check_all: bool = False,
+    block_nbytes: int = 0,
 ) -> int: ...

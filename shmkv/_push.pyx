@@ -17,10 +17,9 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-from shmkv._acceptor cimport AcceptedLink
 from shmkv._addresses cimport Place, find_place, is_in_cache, read_place
 from shmkv._attached cimport Attached
-from shmkv._blocks cimport BlockLists, Blocks, build_blocks
+from shmkv._blocks cimport BLOCKS_TO_BLOCKS, BlockLists, Blocks, build_blocks
 from shmkv._copy cimport MOVE_DIRECT, MOVE_TO_FILE, move_part
 from shmkv._core cimport Looker, attach, bring_pages, count, drop_unlinked, look_at_link
 from shmkv._futex cimport add64_relaxed, now_ns
@@ -31,10 +30,12 @@ from shmkv._link cimport (
     LINK_INTERRUPTED,
     LINK_TIMEOUT,
     Link,
+    LinkEnd,
     Patience,
     is_forked,
     link_enter,
     link_leave,
+    look_at_memory,
     patience_init,
     raise_pending,
 )
@@ -43,10 +44,6 @@ from shmkv._lookup cimport FIND_REMOVED, pin, recheck_written, unpin
 from shmkv._plan cimport PLAN_SRC_BLOCK, PLAN_SRC_RANGE, Plan, Selection, Shape, build, row_nbytes, set_dense
 
 cdef enum:
-    # Answers besides those of the steps.
-    PUSH_ADDRESS = -1501            # an address that lies in no living tensor
-    PUSH_ROOM = -1502               # a row, or a block, that does not fit between its address and the tensor's end
-    PUSH_ROW = -1503                # the source has no such row
     MOST_TENSORS = 8                # that go into one plan
 
 cdef enum:
@@ -62,6 +59,7 @@ cdef struct PushRequest:
     uint32_t first_tensor           # of the source, for address `begin`
     uint32_t src_row
     Blocks* blocks                  # or NULL
+    uint64_t block_nbytes           # of a block of the destination, when a row is cut into blocks
     uint32_t hint                   # record of the cache that the last address led to
     uint32_t bad                    # the address that was refused
     Patience wait
@@ -86,7 +84,7 @@ cdef int check_source(const Local* src, const PushRequest* want) noexcept nogil:
     """Row or blocks, and tensors, of the source: 0, PUSH_ROW or PLAN_*."""
     if <uint64_t>want.first_tensor + want.checked_end - want.begin > src.num_tensors:
         return PLAN_SRC_RANGE
-    if want.blocks != NULL:
+    if want.blocks != NULL and want.blocks.mode == BLOCKS_TO_BLOCKS:
         return 0 if want.blocks.src_max < src.shapes[0].rows else PLAN_SRC_BLOCK
     return 0 if want.src_row < src.shapes[0].rows else PUSH_ROW
 
@@ -118,17 +116,17 @@ cdef int check_places(Link* link, const Local* src, PushRequest* want) noexcept 
         if find_place(link.directory, want.addresses[at], want.hint, &place) != 0:
             return PUSH_ADDRESS
         want.hint = place.slot
-        if not make_window(&place, source_of(src, want, at), want.blocks, &window):
+        if not make_window(&place, source_of(src, want, at), want, &window):
             return PUSH_ROOM
     return 0
 
 
-cdef bint make_window(const Place* place, const Shape* source, const Blocks* blocks, Shape* window) noexcept nogil:
+cdef bint make_window(const Place* place, const Shape* source, const PushRequest* want, Shape* window) noexcept nogil:
     """What is written from an address on, as a tensor of its own: one row, or blocks up to the greatest number. False if that goes
     beyond the end of the tensor in which the address lies."""
     window.outer = 1
-    window.inner = row_nbytes(source)
-    window.rows = 1 if blocks == NULL else <uint64_t>blocks.dst_max + 1
+    window.inner = want.block_nbytes or row_nbytes(source)
+    window.rows = 1 if want.blocks == NULL else <uint64_t>want.blocks.dst_max + 1
     window.offset = place.shape.offset + place.offset
     window.nbytes = window.rows * window.inner
     set_dense(window)
@@ -189,7 +187,7 @@ cdef uint32_t make_windows(Link* link, const Local* src, PushRequest* want, uint
     cdef Place other = place[0]
     cdef uint32_t made = 0
     while True:
-        if not make_window(&other, source_of(src, want, at + made), want.blocks, &windows[made]) or overlaps(windows, made):
+        if not make_window(&other, source_of(src, want, at + made), want, &windows[made]) or overlaps(windows, made):
             return made
         made += 1
         if at + made >= want.end or made == MOST_TENSORS \
@@ -250,24 +248,26 @@ cdef class Addresses:
         return [self.numbers[i] for i in range(begin, min(end, self.count))]
 
 
-def push(AcceptedLink handle, LocalCache src, Addresses addresses, uint32_t begin, uint32_t end, uint32_t first_tensor,
-         uint32_t src_row, BlockLists lists, int64_t timeout_ms, *, bint check_all=False):
+def push(LinkEnd handle, LocalCache src, Addresses addresses, uint32_t begin, uint32_t end, uint32_t first_tensor,
+         uint32_t src_row, BlockLists lists, int64_t timeout_ms, *, bint check_all=False, uint64_t block_nbytes=0):
     """Push tensors of one row, or of the blocks of `lists`, to the addresses `begin` to `end` - 1: 0 or a negative status.
 
     `first_tensor`: of the source, for the first address; `check_all`: all addresses from `begin` on have to lead somewhere before
-    the first byte is written. The caller has counted the source in.
+    the first byte is written; `block_nbytes`: of a block at the destination, for lists that cut a row. The caller has counted the
+    source in.
     """
     cdef PushRequest want
     cdef int status
     if not begin < end <= addresses.count:
         raise ValueError(f"addresses {begin} to {end} of {addresses.count}")
     if handle.directory is None:
-        return handle.state() or LINK_ENDED     # let go of: the link is over
+        return look_at_memory(&handle.link) or LINK_ENDED       # let go of: the link is over
     memset(&want, 0, sizeof(PushRequest))
     want.addresses, want.begin, want.end, want.hint = addresses.numbers, begin, end, addresses.hint
     want.count, want.checked_end = addresses.count, addresses.count if check_all else end
     want.first_tensor, want.src_row = first_tensor, src_row
     want.blocks = NULL if lists is None else &lists.blocks
+    want.block_nbytes = block_nbytes
     patience_init(&want.wait, timeout_ms)
     with nogil:
         status = push_now(&handle.link, &src.local, &want)

@@ -11,6 +11,7 @@ cdef enum:
     COPY_DST_GONE = -1401           # the destination was deallocated
 
 
+cdef int look_at_clock(void* context) noexcept nogil
 cdef int check_target(const Local* dst, Selection* select, const Blocks* blocks) noexcept nogil
 cdef int copy_now(Local* src, Local* dst, Selection* select, const Blocks* blocks, bint disjoint,
                   Patience* wait) noexcept nogil

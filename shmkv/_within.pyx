@@ -60,6 +60,7 @@ cdef int move_within(const Plan* plan, Local* src, Local* dst, bint disjoint, Pa
 
 
 cdef int look_at_clock(void* context) noexcept nogil:
+    """What a mover is given to ask where there is no link: a Patience. 0, LINK_TIMEOUT or LINK_INTERRUPTED."""
     cdef Patience* wait = <Patience*>context
     cdef int64_t now = now_ns()
     if now >= wait.deadline_ns:

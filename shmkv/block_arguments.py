@@ -1,9 +1,11 @@
 """The arguments of the calls that move blocks, checked in the order of the contract; nothing is touched here."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, NamedTuple
 
 from shmkv._blocks import FROM_ROW, TO_BLOCKS, TO_ROW, BlockLists
+from shmkv.cache_handle import CacheHandle
 from shmkv.checks import (
     UINT32_MAX,
     UINT64_MAX,
@@ -17,32 +19,50 @@ from shmkv.checks import (
 )
 from shmkv.errors import LLMParamError
 from shmkv.keys import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
-from shmkv.kv_cache import KvCache, check_kv_cache
+from shmkv.kv_cache import check_kv_cache
 from shmkv.pull_arguments import check_device, check_ranges, check_usable_key, with_strict_format
 from shmkv.pull_failure import Select, SourceKey
 
 Pair = tuple[int, int]
 
 
+class BlockNames(NamedTuple):
+    """What a generation of the API calls the arguments of a pull of blocks."""
+
+    key: str
+    dst: str
+    src_blocks: str
+    dst_blocks: str
+
+
+PROMPT_AND_DECODER = BlockNames("prompt_cache_key", "decoder_kv_cache", "prompt_blocks", "decoder_blocks")
+
+
 class BlocksRequest:
     """The arguments of one `pull_blocks`, and the lists as the core takes them."""
 
     __slots__ = ("cache_key", "kv_cache", "lists", "select")
+    NAMES: ClassVar[BlockNames] = PROMPT_AND_DECODER
+    LISTS: ClassVar[tuple[type, ...]] = (list,)
+    MAY_CONSUME: ClassVar[bool] = True
 
-    def __init__(self, cache_key: SourceKey, kv_cache: KvCache, src_blocks: list[int], dst_blocks: list[int], *, batch_index: int,
+    def __init__(self, cache_key: SourceKey, kv_cache: CacheHandle, src_blocks: Sequence[int], dst_blocks: Sequence[int], *,
+                 batch_index: int,
                  src_layer_range: range | None, dst_layer_range: range | None, tensor_num_per_layer: int,
                  strict_format: bool) -> None:
-        check_type("prompt_cache_key", cache_key, BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex)
+        names = self.NAMES
+        check_type(names.key, cache_key, BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex)
         self.cache_key = cache_key
-        self.kv_cache = check_kv_cache("decoder_kv_cache", kv_cache)
-        check_sequence("prompt_blocks", src_blocks, int, containers=(list,))
-        check_sequence("decoder_blocks", dst_blocks, int, containers=(list,))
-        check_device("decoder_kv_cache", kv_cache)
+        self._check_type(kv_cache)
+        self.kv_cache = kv_cache
+        check_sequence(names.src_blocks, src_blocks, int, containers=self.LISTS)
+        check_sequence(names.dst_blocks, dst_blocks, int, containers=self.LISTS)
+        self._check_destination(kv_cache)
         mode = self._mode(src_blocks, dst_blocks)
         check_uint32("batch_index", batch_index)
         if batch_index and mode != TO_ROW:
             raise LLMParamError(f"argument 'batch_index' names a row of a contiguous destination, got {batch_index} with blocks")
-        src, dst = check_numbers("prompt_blocks", src_blocks), check_numbers("decoder_blocks", dst_blocks)
+        src, dst = check_numbers(names.src_blocks, src_blocks), check_numbers(names.dst_blocks, dst_blocks)
         if isinstance(cache_key, CacheKey):
             check_usable_key(cache_key)
         tensors = check_ranges(kv_cache, src_layer_range, dst_layer_range, tensor_num_per_layer)
@@ -52,22 +72,29 @@ class BlocksRequest:
         sources, targets, others = last_of_each(src or list(range(len(dst))), dst or list(range(len(src))))
         self.lists = BlockLists(sources, targets, mode, others)
 
-    def _mode(self, src: list[int], dst: list[int]) -> int:
+    def _check_type(self, cache: object) -> None:
+        check_kv_cache(self.NAMES.dst, cache)
+
+    def _check_destination(self, cache: CacheHandle) -> None:
+        check_device(self.NAMES.dst, cache)
+
+    def _mode(self, src: Sequence[int], dst: Sequence[int]) -> int:
         """What goes where: blocks to blocks one by one; a row to blocks, and blocks to a row of a contiguous cache, in order."""
+        names = self.NAMES
         if not isinstance(self.cache_key, BlocksCacheKey):
             if src or not dst:
-                raise LLMParamError(f"with {type(self.cache_key).__name__} argument 'prompt_blocks' must be empty and argument "
-                                    f"'decoder_blocks' must not be, got {len(src)} and {len(dst)} blocks")
+                raise LLMParamError(f"with {type(self.cache_key).__name__} argument '{names.src_blocks}' must be empty and "
+                                    f"argument '{names.dst_blocks}' must not be, got {len(src)} and {len(dst)} blocks")
             return FROM_ROW
         if src and not dst and not self.kv_cache.is_blocks_cache:
             return TO_ROW
         if not src or len(src) != len(dst):
-            raise LLMParamError(f"arguments 'prompt_blocks' and 'decoder_blocks' must have the same number of blocks, at least "
-                                f"one, got {len(src)} and {len(dst)}")
+            raise LLMParamError(f"arguments '{names.src_blocks}' and '{names.dst_blocks}' must have the same number of blocks, at "
+                                f"least one, got {len(src)} and {len(dst)}")
         return TO_BLOCKS
 
 
-def check_numbers(name: str, blocks: list[int]) -> list[int]:
+def check_numbers(name: str, blocks: Sequence[int]) -> list[int]:
     """Block numbers as 32-bit ones: greater ones are as good as any that no cache has. LLMParamError outside uint64."""
     for place, block in enumerate(blocks):
         if not 0 <= block <= UINT64_MAX:

@@ -1,27 +1,16 @@
 """The calls of a manager that move blocks: between clusters, within a cache, between private and shared memory."""
 from __future__ import annotations
 
-from shmkv import local_copy, transfer
-from shmkv._local import LocalCache
-from shmkv.block_arguments import (
-    BlocksRequest,
-    Pair,
-    batches,
-    check_copy_block_info,
-    check_swap_indices,
-    copy_pairs,
-)
+from shmkv.block_arguments import BlocksRequest, check_copy_block_info, check_swap_indices
 from shmkv.checks import check_dict
-from shmkv.errors import LLMParamError
 from shmkv.kv_cache import KvCache, check_kv_cache
-from shmkv.manager_base import ManagerBase
+from shmkv.local_work import LocalWork, check_alike
 from shmkv.pull_arguments import check_device
 from shmkv.pull_failure import SourceKey
-from shmkv.registered import at_addresses
-from shmkv.types import CacheDesc, LLMRole
+from shmkv.types import LLMRole
 
 
-class BlockCalls(ManagerBase):
+class BlockCalls(LocalWork):
     """A block is a row of a cache, whatever its kind; `allocate_blocks_cache` makes those that a BlocksCacheKey names."""
 
     def pull_blocks(self, prompt_cache_key: SourceKey, decoder_kv_cache: KvCache, prompt_blocks: list[int],
@@ -49,8 +38,7 @@ class BlockCalls(ManagerBase):
                                     tensor_num_per_layer=tensor_num_per_layer, strict_format=strict_format)
         except MemoryError as error:
             raise self._cluster.no_memory("lists of blocks", error) from error
-        own = self._usable(decoder_kv_cache)
-        transfer.pull(self._cluster, self._links, prompt_cache_key, own.local, own.desc, request.select, True, request.lists)
+        self._pull_blocks(request)
 
     def copy_blocks(self, cache: KvCache, copy_block_info: dict[int, list[int]]) -> None:
         """Copy blocks within one cache, all tensors: {source: [destination, ...]}. In the dict's order, each copy sees the earlier
@@ -64,15 +52,7 @@ class BlockCalls(ManagerBase):
         check_kv_cache("cache", cache)
         info = check_copy_block_info(copy_block_info)
         check_device("cache", cache)
-        with self._cluster.lock:
-            own = self._usable(cache)
-            pairs = copy_pairs(info, own.desc.batch_size)
-            own.local.count_in()
-        try:
-            for batch in batches(pairs):
-                local_copy.copy_blocks(self._cluster, "copy_blocks", own.local, own.local, batch, disjoint=True)
-        finally:
-            own.local.leave()
+        self._copy_within(cache, info)
 
     def swap_blocks(self, src: KvCache, dst: KvCache, src_to_dst: dict[int, int]) -> None:
         """Copy blocks between private memory (placement HOST) and a cache of placement DEVICE, either way: {source block:
@@ -86,38 +66,5 @@ class BlockCalls(ManagerBase):
         check_kv_cache("src", src)
         check_kv_cache("dst", dst)
         check_dict("src_to_dst", src_to_dst, int, int)
-        _check_alike(src.cache_desc, dst.cache_desc)
-        pairs = check_swap_indices(src_to_dst, src.cache_desc.batch_size, dst.cache_desc.batch_size)
-        if src.is_host == dst.is_host:
-            raise LLMParamError(f"one of src and dst must have placement HOST and one DEVICE, both have "
-                                f"{src.cache_desc.placement!s}")
-        self._swap(src, dst, pairs)
-
-    def _swap(self, src: KvCache, dst: KvCache, pairs: list[Pair]) -> None:
-        with self._cluster.lock:
-            source, target = self._local(src), self._local(dst)
-            source.count_in()
-        try:
-            if pairs:
-                local_copy.copy_blocks(self._cluster, "swap_blocks", source, target, pairs, disjoint=False)
-        finally:
-            source.leave()
-
-    def _local(self, cache: KvCache) -> LocalCache:
-        """A cache of either placement; memory given by address is not looked at before now."""
-        if cache._own is None and cache.is_host and cache.per_device_tensor_addrs:
-            try:
-                return at_addresses(cache.cache_desc, cache.per_device_tensor_addrs[0])
-            except MemoryError as error:
-                raise self._cluster.no_memory("the layout of a cache", error) from error
-        return self._usable(cache).local
-
-
-def _check_alike(src: CacheDesc, dst: CacheDesc) -> None:
-    """LLMParamError unless blocks of one cache fit the other."""
-    if src.num_tensors != dst.num_tensors:
-        raise LLMParamError(f"src has {src.num_tensors} tensors, dst has {dst.num_tensors}: they must be equal")
-    for tensor in range(src.num_tensors):
-        ours, theirs = src.tensor_row_geometry(tensor).row_nbytes, dst.tensor_row_geometry(tensor).row_nbytes
-        if ours != theirs:
-            raise LLMParamError(f"blocks of tensor {tensor} have {ours} bytes in src and {theirs} in dst: they must be equal")
+        check_alike(src.cache_desc, dst.cache_desc)
+        self._swap(src, dst, check_swap_indices(src_to_dst, src.cache_desc.batch_size, dst.cache_desc.batch_size))

@@ -1,7 +1,7 @@
 """Arguments of the calls that make caches and name rows, checked; nothing is touched here."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from shmkv.cache_layout import CacheLayout, layout
 from shmkv.checks import check_bool, check_positive, check_uint32
@@ -12,7 +12,8 @@ from shmkv.types import CacheDesc, Placement
 
 
 def check_allocation(cache_desc: CacheDesc, publish: bool, zero: bool,
-                     no_memory: Callable[[str, MemoryError], LLMException]) -> CacheLayout:
+                     no_memory: Callable[[str, MemoryError], LLMException],
+                     placements: Collection[Placement] = (Placement.DEVICE,)) -> CacheLayout:
     """What every allocation asks for; `no_memory` makes the exception when this process has no memory left."""
     check_bool("publish", publish)
     check_bool("zero", zero)
@@ -20,9 +21,16 @@ def check_allocation(cache_desc: CacheDesc, publish: bool, zero: bool,
         wanted = layout(cache_desc)
     except MemoryError as error:
         raise no_memory("the layout of a cache", error) from error
-    if wanted.desc.placement != Placement.DEVICE:
-        raise LLMParamError(f"argument 'cache_desc' must have placement DEVICE, got {wanted.desc.placement!s}")
+    if wanted.desc.placement not in placements:
+        names = " or ".join(placement.name for placement in placements)
+        raise LLMParamError(f"argument 'cache_desc' must have placement {names}, got {wanted.desc.placement!s}")
     return wanted
+
+
+def check_batch_dim_of_blocks(desc: CacheDesc) -> None:
+    """LLMParamError unless the rows of a blocks cache are its first dimension."""
+    if desc.batch_dim != 0:
+        raise LLMParamError(f"argument 'cache_desc' must have batch_dim_index 0 for blocks, got {desc.batch_dim}")
 
 
 def check_ttl(key_ttl_ms: int | None) -> int | None:
@@ -30,14 +38,16 @@ def check_ttl(key_ttl_ms: int | None) -> int | None:
     return None if key_ttl_ms is None else check_positive("key_ttl_ms", check_uint32("key_ttl_ms", key_ttl_ms))
 
 
-def rows_of_keys(keys: Sequence[CacheKey], batch_size: int) -> dict[int, KeyWords]:
-    """Row -> key; padding keys name nothing, of equal keys the last one counts."""
+def rows_of_keys(keys: Sequence[CacheKey], batch_size: int, *, unique: bool = False) -> dict[int, KeyWords]:
+    """Row -> key; padding keys name nothing, of equal keys the last one counts, or there must be none (`unique`)."""
     if len(keys) > batch_size:
         raise LLMParamError(f"argument 'cache_keys' has {len(keys)} keys for a batch size of {batch_size}")
     rows: dict[KeyWords, int] = {}
     for row, key in enumerate(keys):
         if not key.is_padding:
             check_usable_key(key)
+            if unique and key.words in rows:
+                raise LLMParamError(f"argument 'cache_keys' names rows {rows[key.words]} and {row} by one key, {key!r}")
             rows[key.words] = row
     return {row: words for words, row in rows.items()}
 

@@ -1,12 +1,12 @@
 """CacheTask: what a caller holds of a transfer that runs on a thread of its own."""
 from __future__ import annotations
 
-from shmkv.checks import Uncopyable, check_uint32
+from shmkv.checks import ApiObject, check_uint32
 from shmkv.errors import LLMStatusCode
 from shmkv.push import PushTask
 
 
-class CacheTask(Uncopyable):
+class CacheTask(ApiObject):
     """The results of one `transfer_cache_async`, one for each config: a status, or None for a config that another one's failure
     left unfinished. Calls are safe from any thread, as often as wanted; dropping a task does not end it."""
 

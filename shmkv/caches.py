@@ -5,7 +5,6 @@ A cache lives while its id reference or one of its keys does and while anybody r
 """
 from __future__ import annotations
 
-import errno
 import itertools
 import logging
 import time
@@ -17,18 +16,21 @@ from shmkv._drop import DropQueue
 from shmkv._layout import SEGMENT_DATA
 from shmkv._local import LocalCache
 from shmkv._mapping import Region
+from shmkv.addressed import AddressedCache, addressed_cache
 from shmkv.cache_layout import CacheLayout
 from shmkv.config import Settings
 from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
 from shmkv.expiry import KeyExpiry
 from shmkv.keys import KEY_REQUEST, KeyWords
 from shmkv.membership import Member, Namespace
+from shmkv.memory_pool import MemoryPool, no_memory_for
 from shmkv.own_cache import OwnCache
 from shmkv.own_sources import OwnSources
 from shmkv.pauses import Pauses
 from shmkv.prefix_cache import PrefixCache
 from shmkv.registered import RegisteredCache, RegisteredCaches
 from shmkv.segment import Segment, SegmentPool
+from shmkv.types import CacheDesc
 
 REAP_INTERVAL_NS = 20_000_000
 
@@ -65,6 +67,7 @@ class OwnCaches:
         self._last_ttl_ns = 0                       # when the last key's time to live is over, at the latest
         self.dropped = DropQueue(directory)     # those whose last handle is gone, put here without any lock
         self.registered = RegisteredCaches()
+        self.pools = MemoryPool.by_placement(settings)
         self.sources = OwnSources(directory, self._by_id, self._by_slot)
         self.prefix = PrefixCache(directory, self.expiry, self._leaving, self._is_pinned)
 
@@ -98,25 +101,75 @@ class OwnCaches:
         try:
             self.collect()
             self._namespace.check_own_life(self._member)
-            for row, words in keys.items():
-                self._check_unbound(row, words)
-            self._check_blocks_key(blocks_model_id)
+            self._check_keys(keys, blocks_model_id)
+            pool_nbytes = self._pool_nbytes(wanted.desc)
             made, fresh = self._pool.take(wanted.nbytes, self._make_room)
             if zero and not fresh:
                 made.region.clear(SEGMENT_DATA, wanted.nbytes)
             local = LocalCache(made.region, wanted.tensors, wanted.format)
-            cache = OwnCache(self.next_id(), wanted, made, local, blocks, blocks_model_id)
+            cache = OwnCache(self.next_id(), wanted, made, local, blocks, blocks_model_id, pool_nbytes=pool_nbytes)
             self._record(cache, keys, publish, key_ttl_ms)
             if into is not None:
                 into.append(cache)
         except BaseException as error:
             self._undo(cache, made)
             if isinstance(error, (MemoryError, OSError)):
-                raise self._no_memory(wanted, error) from error
+                raise no_memory_for(wanted, error, self._settings.out_of_memory_status) from error
             raise
         return cache
 
-    def _check_blocks_key(self, model_id: int | None) -> None:
+    def register(self, wanted: CacheLayout, addresses: Sequence[int], keys: dict[int, KeyWords], *, blocks: bool = False,
+                 blocks_model_id: int | None = None, remote_accessible: bool = True,
+                 into: list[OwnCache] | None = None) -> OwnCache:
+        """A new cache in memory of the caller, one address a tensor; as `allocate` in all else."""
+        cache: AddressedCache | None = None
+        try:
+            self.collect()
+            self._namespace.check_own_life(self._member)
+            self._check_keys(keys, blocks_model_id)
+            cache = addressed_cache(self.next_id(), wanted, addresses, blocks, blocks_model_id, remote_accessible, self)
+            if cache.host is not None:
+                cache.host.local.count_in()
+            self._record(cache, keys, True, None)
+            if into is not None:
+                into.append(cache)
+        except BaseException as error:
+            self._undo(cache, None)
+            if cache is not None and cache.slot < 0:
+                self._leave_host(cache)
+            if isinstance(error, (MemoryError, OSError)):
+                raise no_memory_for(wanted, error, self._settings.out_of_memory_status) from error
+            raise
+        return cache
+
+    @staticmethod
+    def _leave_host(cache: OwnCache) -> None:
+        if isinstance(cache, AddressedCache) and cache.host is not None:
+            host, cache.host = cache.host, None
+            host.local.leave()
+
+    def unregister(self, cache: AddressedCache) -> None:
+        """Forget a registered cache and its keys; what others are copying out of it now fails."""
+        self._let_go(cache)
+        self.collect()
+
+    def by_id(self, cache_id: int) -> OwnCache | None:
+        """The cache with that number, if its id reference lives."""
+        cache = self._by_id.get(cache_id)
+        return cache if cache is not None and cache.id_alive else None
+
+    def _pool_nbytes(self, desc: CacheDesc) -> int:
+        """What a cache takes of the pool of its placement, 0 if that has no limit. Counted anew each time from the caches that
+        there are, so that no interrupt can leave a wrong count."""
+        pool = self.pools.get(desc.placement)
+        if pool is None:
+            return 0
+        return pool.check(desc, sum(cache.pool_nbytes for cache in self if cache.desc.placement == desc.placement))
+
+    def _check_keys(self, keys: dict[int, KeyWords], model_id: int | None) -> None:
+        """LLMParamError for a key that is bound already, of a row or of a blocks cache."""
+        for row, words in keys.items():
+            self._check_unbound(row, words)
         if model_id is not None and any(cache.blocks_model_id == model_id and cache.id_alive for cache in self):
             raise LLMParamError(f"blocks key (model_id {model_id}) is bound to a living cache already")
 
@@ -124,9 +177,10 @@ class OwnCaches:
         wanted = cache.layout
         self._note_ttl(ttl_ms)
         cache.slot, cache.generation = self._directory.insert(
-            cache.segment.region, cache, cache_id=cache.cache_id, serial=cache.segment.serial, tensors=wanted.tensors,
-            num_rows=wanted.rows, published=wanted.desc.num_tensors if publish else 0, kind=int(cache.is_blocks),
-            blocks_model_id=cache.blocks_model_id, format=wanted.format)
+            cache.own_region, cache, cache_id=cache.cache_id, serial=cache.segment.serial, tensors=wanted.tensors,
+            num_rows=wanted.rows, published=wanted.desc.num_tensors if publish else 0, kind=cache.kind,
+            blocks_model_id=cache.blocks_model_id, format=wanted.format, base_address=cache.local.memory.base,
+            nbytes=cache.segment.nbytes, remote_accessible=cache.remote_accessible)
         self._by_id[cache.cache_id] = cache
         for row, words in keys.items():
             self.expiry.bound(cache.slot, row, ttl_ms)
@@ -156,23 +210,6 @@ class OwnCaches:
         except LLMException as error:
             log.warning("could not look for leftovers of dead processes: %s", error)
 
-    def _no_memory(self, wanted: CacheLayout, error: BaseException) -> LLMException:
-        desc, nbytes = wanted.desc, wanted.nbytes
-        number = getattr(error, "errno", None)
-        # posix_ipc says some things, as that there are too many open files, without a number.
-        if isinstance(error, OSError) and number not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
-            return LLMException(f"cannot allocate {desc!r}: {error}")
-        free = segment.known_free_nbytes()
-        hint = ""
-        if number == errno.ENOMEM and free is not None and free >= nbytes:
-            hint = f": {error}; see also vm.max_map_count"
-        elif number == errno.ENOSPC:
-            hint = "; a larger one by --shm-size (docker), an in-memory emptyDir (kubernetes) or mount -o remount,size="
-        elif number is None:
-            hint = f": {error}"
-        return LLMException(f"no memory for {desc!r}: {nbytes} bytes wanted, {free} bytes free in {segment.SHM_DIR}{hint}",
-                            status_code=self._settings.out_of_memory_status)
-
     # -- keys and progress ------------------------------------------------------------------------------------------
 
     def _check_unbound(self, row: int, words: KeyWords, slot: int = -1) -> None:
@@ -196,15 +233,18 @@ class OwnCaches:
                 self.expiry.bound(cache.slot, row, key_ttl_ms)
                 self._directory.bind(cache.slot, row, words, cache.desc.num_tensors if publish else 0)
         except (MemoryError, OSError) as error:
-            raise self._no_memory(cache.layout, error) from error
+            raise no_memory_for(cache.layout, error, self._settings.out_of_memory_status) from error
 
     def unbind(self, cache: OwnCache, rows: Iterable[int]) -> None:
         """Take the keys of rows away; a pull that is in one of them answers "not there"."""
+        self._unbind(cache, rows)
+        self.collect()
+
+    def _unbind(self, cache: OwnCache, rows: Iterable[int]) -> None:
         cache.living = None
         for row in rows:
             self._directory.unbind(cache.slot, row)
             self.expiry.unbound(cache.slot, row)
-        self.collect()
 
     def publish(self, cache: OwnCache, rows: Sequence[int], tensors: int, key_ttl_ms: int | None = None) -> None:
         """The first `tensors` tensors of each row hold their bytes now."""
@@ -233,16 +273,17 @@ class OwnCaches:
         return ended
 
     def waited_for(self) -> list[tuple[KeyWords, bool]]:
-        """The request keys that nobody has fetched, and of each whether its row is published, so that somebody can."""
+        """The request keys that can be used up and that nobody has fetched, and of each whether its row is published, so that
+        somebody can."""
         self.collect()
         return [(words, self.sources.is_published(self._by_slot[slot], row, 0, -1)) for slot, row, words in self.expiry.living()
-                if words[0] == KEY_REQUEST]
+                if words[0] == KEY_REQUEST and not isinstance(self._by_slot[slot], AddressedCache)]
 
     def stats(self) -> dict[str, int]:
         """What there is and what expired so far."""
         self.collect()
         return {
-            "caches": len(self._by_id), "cache_bytes": sum(cache.segment.nbytes for cache in self),
+            "caches": len(self._by_id), "cache_bytes": sum(cache.own_nbytes for cache in self),
             "recycle_bytes": self._pool.kept_nbytes, "keys": sum(1 for _ in self.expiry.living()),
             "keys_expired_by_ttl": self.expiry.by_ttl, "keys_expired_by_call": self.expiry.by_call,
             "prefix_hits": self.prefix.hits(), "prefix_evictions": self.prefix.evictions,
@@ -264,6 +305,8 @@ class OwnCaches:
             cache.id_alive = False
             cache.local.close()
             self._directory.end_blocks_key(cache.slot)
+            if isinstance(cache, AddressedCache):
+                self._unbind(cache, range(cache.layout.rows))       # its memory does not stay for a key
 
     def collect(self) -> int:
         """Free what can be freed now: bytes that the system has back (kept segments are not among them)."""
@@ -315,7 +358,8 @@ class OwnCaches:
         self._leaving.pop(cache.cache_id, None)
         self.expiry.freed(cache.slot)
         self._directory.release(cache.slot)
-        given_back = self._pool.give(cache.segment)
+        given_back = 0 if isinstance(cache, AddressedCache) else self._pool.give(cache.segment)
+        self._leave_host(cache)
         self._directory.memory_freed()
         return given_back
 
@@ -342,12 +386,14 @@ class OwnCaches:
         deadline = time.monotonic() + timeout_ms / 1000
         for cache in list(self._by_id.values()):
             cache.local.close()
+            self._leave_host(cache)
         self.registered.close()
         pauses = Pauses()
         while any(cache.local.uses for cache in self._by_id.values()) and time.monotonic() < deadline:
             pauses.sleep()
         for cache in self._by_id.values():
-            segment.unlink(cache.segment.name)
+            if not isinstance(cache, AddressedCache):
+                segment.unlink(cache.segment.name)
         self._by_id.clear()
         self._leaving.clear()
         self._pool.drain()

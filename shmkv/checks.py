@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Sequence
-from typing import NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 from shmkv.errors import LLMNoneError, LLMParamError
 
@@ -243,3 +243,17 @@ class Uncopyable:
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} cannot be copied or pickled")
+
+
+class ApiObject(Uncopyable):
+    """A resource with llm_datadist's calls: a name that it does not have is told together with where to find those that it has."""
+
+    if not TYPE_CHECKING:       # a type checker would take any name for offered
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(not_offered(f"'{type(self).__name__}' object", name), name=name, obj=self)
+
+
+def not_offered(owner: str, name: str) -> str:
+    """The text of an AttributeError for something of llm_datadist that is not here."""
+    return f"{owner} has no attribute '{name}'; what of llm_datadist is offered: docs/llm_datadist.md of shmkv"

@@ -24,6 +24,7 @@ from shmkv.options import (
     LOCAL_COMM_RES,
     MEM_POOL,
     MEMORY_UTILIZATION,
+    NAMESPACE,
     REMOTE_ACCESSIBLE,
     SWITCH_ROLE,
     SYNC_KV_TIME,
@@ -94,6 +95,7 @@ class Settings:
     copy: str
     async_threads: int              # for calls of asyncio
     max_leases: int                 # a link: views, forks and waiting pulls of this process
+    allow_ptrace: bool              # who registers memory for its peers lets every process of the user trace it
 
     @property
     def timeout_status(self) -> LLMStatusCode:
@@ -124,7 +126,7 @@ class Settings:
             parse_listen_ip_info(listen_ip_info, LISTEN_IP_INFO)
         cache_manager, remote_accessible = _mode(given)
         return cls(
-            namespace=_namespace(env),
+            namespace=_namespace(given, env),
             sync_kv_timeout_ms=_timeout_ms(given),
             enable_switch_role=_switch(given, SWITCH_ROLE) or False,
             cache_manager=cache_manager,
@@ -140,6 +142,7 @@ class Settings:
             copy=_copy(given, env),
             async_threads=_env_int(env, "SHMKV_ASYNC_THREADS", 1, 256) or DEFAULT_ASYNC_THREADS,
             max_leases=_env_int(env, "SHMKV_MAX_LEASES", 1, MOST_LEASES) or MOST_LEASES,
+            allow_ptrace=_env_int(env, "SHMKV_ALLOW_PTRACE", 0, 1) == 1,
         )
 
 
@@ -200,10 +203,12 @@ def _pool(options: Mapping[str, Any], key: str) -> MemPool | None:
     return MemPool.from_json(key, text) if text else None
 
 
-def _namespace(environ: Mapping[str, str]) -> str:
-    name = environ.get("SHMKV_NAMESPACE", f"shmkv-{os.getuid()}")
+def _namespace(options: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    given = _text(options, NAMESPACE)
+    source = "SHMKV_NAMESPACE" if given is None else NAMESPACE
+    name = environ.get(source, f"shmkv-{os.getuid()}") if given is None else given
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", name):
-        raise LLMParamError(f"SHMKV_NAMESPACE must be 1 to 100 characters of A-Za-z0-9_-, got {shown(name)}")
+        raise LLMParamError(f"{source} must be 1 to 100 characters of A-Za-z0-9_-, got {shown(name)}")
     return name
 
 

@@ -8,17 +8,20 @@ from collections.abc import Sequence
 from shmkv import _link
 from shmkv.cache_manager import CacheManager
 from shmkv.checks import (
-    Uncopyable,
+    ApiObject,
     check_bool,
+    check_dict,
     check_int32,
     check_positive,
     check_sequence,
+    check_str,
     check_type,
     check_uint32,
     check_uint64,
 )
 from shmkv.cluster import Cluster
 from shmkv.cluster_info import LLMClusterInfo, parse_listen_ip_info
+from shmkv.comms import Comms
 from shmkv.config import Settings
 from shmkv.drain import drain
 from shmkv.errors import LLMException, LLMNoneError, LLMParamError, LLMStatusCode
@@ -28,15 +31,17 @@ from shmkv.link import MAX_CLUSTERS_A_CALL, LinkResults, Links
 from shmkv.link_watch import LinkWatch
 from shmkv.options import LISTEN_IP_INFO
 from shmkv.push import Pushes
-from shmkv.types import LLMRole
+from shmkv.types import LLMRole, RegisterMemStatus
 
 ROLE_OPTION = "llm.Role"
+MAX_COMM_NAME = 127
+MEMBERS_OF_A_COMM = (2, 4)
 CLUSTER_INFO_OPTION = "llm.ClusterInfo"
 
 log = logging.getLogger("shmkv")
 
 
-class LLMDataDist(Uncopyable):
+class LLMDataDist(ApiObject):
     """A cluster of this process: `role` decides what it may do, `cluster_id` (uint64) is its name in the namespace.
 
     One instance a process can be initialised at a time; `llm_engine_instance` is that one or None.
@@ -51,7 +56,8 @@ class LLMDataDist(Uncopyable):
         self._links: Links | None = None
         self._watch: LinkWatch | None = None
         self._pushes: Pushes | None = None
-        self._manager: KvCacheManager | None = None
+        self._comms: Comms | None = None
+        self._manager: KvCacheManager | CacheManager | None = None
 
     @property
     def cluster_id(self) -> int:
@@ -83,12 +89,14 @@ class LLMDataDist(Uncopyable):
             cluster.join()
             links = Links(cluster)
             self._watch = LinkWatch(cluster, links)
-            self._pushes = Pushes(cluster, links.accepted)
-            self._manager = KvCacheManager(cluster, links, self._watch, self._pushes)
+            self._pushes = Pushes(cluster, links)
+            self._comms = Comms(cluster, links) if settings.cache_manager else None
+            kind = CacheManager if settings.cache_manager else KvCacheManager
+            self._manager = kind(cluster, links, self._watch, self._pushes)
             self._cluster, self._links = cluster, links
             LLMDataDist.llm_engine_instance = self
         except BaseException:
-            self._cluster = self._links = self._watch = self._pushes = self._manager = None
+            self._cluster = self._links = self._watch = self._pushes = self._comms = self._manager = None
             _take_back(cluster)
             raise
         if not settings.cache_manager:
@@ -127,7 +135,7 @@ class LLMDataDist(Uncopyable):
         finally:
             cluster.close()
         # Interrupted before this, finalize can be called again and goes on where it was.
-        self._cluster = self._links = self._watch = self._pushes = self._manager = None
+        self._cluster = self._links = self._watch = self._pushes = self._comms = self._manager = None
         if LLMDataDist.llm_engine_instance is self:
             LLMDataDist.llm_engine_instance = None
         return left
@@ -205,6 +213,47 @@ class LLMDataDist(Uncopyable):
                 return LLMStatusCode.LLM_PARAM_INVALID
         return None
 
+    # -- communications of cache-manager mode ------------------------------------------------------------------------
+
+    def link(self, comm_name: str, cluster_rank_info: dict[int, int], rank_table: str) -> int:
+        """Link the clusters of `cluster_rank_info`, {cluster_id: rank}, 2 to 4 with the own one among them and ranks that do not
+        fall, and return the number of that communication at once. A link is made as soon as its member is there and somebody asks:
+        for the state, by a pull, by a push; until then LLM_NOT_YET_LINK. `comm_name` has 1 to 127 characters; `rank_table` is not
+        used.
+
+        Raises:
+            TypeError, LLMParamError: an argument, or not in cache-manager mode.
+        """
+        comms = self._in_cache_manager_mode("link")
+        if not 1 <= len(check_str("comm_name", comm_name)) <= MAX_COMM_NAME:
+            raise LLMParamError(f"argument 'comm_name' must have 1 to {MAX_COMM_NAME} characters, got {len(comm_name)}")
+        _check_ranks(check_dict("cluster_rank_info", cluster_rank_info, int, int), self._cluster_id)
+        check_str("rank_table", rank_table)
+        self.cache_manager.set_is_call_linked()
+        return comms.link(comm_name, cluster_rank_info)
+
+    def unlink(self, comm_id: int) -> None:
+        """Remove a communication; the link to a member goes with the last one that has it.
+
+        Raises:
+            TypeError, LLMParamError: not the number of a communication.
+            LLMException: LLM_LINK_BUSY if a link is in use for longer than 3 s; the communication stays.
+        """
+        comms = self._in_cache_manager_mode("unlink")
+        comms.unlink(check_uint64("comm_id", comm_id))
+
+    def query_register_mem_status(self, comm_id: int) -> RegisterMemStatus:
+        """PREPARING until all members are there, then OK; FAILED when one has gone since. LLMParamError for an unknown number."""
+        comms = self._in_cache_manager_mode("query_register_mem_status")
+        return comms.status(check_uint64("comm_id", comm_id))
+
+    def _in_cache_manager_mode(self, what: str) -> Comms:
+        self._joined()
+        comms = self._comms
+        if comms is None:
+            raise LLMParamError(f"{what} needs the option EnableCacheManager")
+        return comms
+
     # -- roles and managers -----------------------------------------------------------------------------------------
 
     def switch_role(self, role: LLMRole, switch_options: dict[str, str] | None = None) -> None:
@@ -234,19 +283,20 @@ class LLMDataDist(Uncopyable):
     @property
     def kv_cache_manager(self) -> KvCacheManager:
         """The manager of this cluster's caches."""
-        cluster, _ = self._joined()
+        self._joined()
         manager = self._manager
-        if cluster.settings.cache_manager or manager is None:
-            raise LLMParamError("kv_cache_manager is not available in cache-manager mode")
+        if not isinstance(manager, KvCacheManager):
+            raise LLMParamError("kv_cache_manager is not available in cache-manager mode: use cache_manager")
         return manager
 
     @property
     def cache_manager(self) -> CacheManager:
         """The manager of cache-manager mode."""
-        cluster, _ = self._joined()
-        if not cluster.settings.cache_manager:
+        self._joined()
+        manager = self._manager
+        if not isinstance(manager, CacheManager):
             raise LLMParamError("cache_manager needs the option EnableCacheManager")
-        return CacheManager()
+        return manager
 
 
 def _take_back(cluster: Cluster) -> None:
@@ -265,6 +315,16 @@ def _check_local_ips(cluster: Cluster, wanted: Sequence[LLMClusterInfo]) -> LLMS
     if not cluster.settings.local_comm_res and any(not info.local_ip_info_list for info in wanted):
         raise LLMParamError("local_ip_info_list is empty")
     return None
+
+
+def _check_ranks(ranks: dict[int, int], own_id: int) -> None:
+    for cluster_id, rank in ranks.items():
+        check_uint64("cluster_rank_info", cluster_id)
+        check_uint32(f"cluster_rank_info[{cluster_id}]", rank)
+    numbers = list(ranks.values())
+    if not MEMBERS_OF_A_COMM[0] <= len(ranks) <= MEMBERS_OF_A_COMM[1] or numbers != sorted(numbers) or own_id not in ranks:
+        raise LLMParamError(f"argument 'cluster_rank_info' must have 2 to 4 clusters, cluster {own_id} among them, with ranks that "
+                            f"do not fall, got {ranks}")
 
 
 def _check_listen_ip(switch_options: dict[str, str] | None, *, required: bool) -> None:

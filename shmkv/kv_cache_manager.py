@@ -5,15 +5,16 @@ Role first, then types, then values; nothing is touched before all of it passed.
 """
 from __future__ import annotations
 
-import weakref
+import functools
 from collections.abc import Iterable, Sequence
 
-from shmkv import _copy, _pull, local_copy, transfer
+from shmkv import _copy, _pull, transfer
 from shmkv._pull import PreparedPull
 from shmkv.async_calls import AsyncCalls
 from shmkv.block_calls import BlockCalls
 from shmkv.cache_arguments import (
     check_allocation,
+    check_batch_dim_of_blocks,
     check_rows,
     check_ttl,
     published_tensors,
@@ -33,7 +34,7 @@ from shmkv.checks import (
     check_uint32,
     check_uint64,
 )
-from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
+from shmkv.errors import LLMParamError
 from shmkv.heads import HeadSlice
 from shmkv.keys import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex, KeyWords
 from shmkv.kv_cache import KvCache, check_kv_cache, make_view
@@ -103,8 +104,7 @@ class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, AsyncCalls, 
         if blocks_cache_key is not None:
             check_type("blocks_cache_key", blocks_cache_key, BlocksCacheKey)
         wanted = check_allocation(cache_desc, publish, zero, self._cluster.no_memory)
-        if wanted.desc.batch_dim != 0:
-            raise LLMParamError(f"argument 'cache_desc' must have batch_dim_index 0 for blocks, got {wanted.desc.batch_dim}")
+        check_batch_dim_of_blocks(wanted.desc)
         if blocks_cache_key is not None:
             self._check_role("allocate_blocks_cache with blocks_cache_key", LLMRole.PROMPT, LLMRole.MIX)
         model_id = None if blocks_cache_key is None else blocks_cache_key.model_id
@@ -253,29 +253,6 @@ class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, AsyncCalls, 
             kv_cache._keep_prepared(request.options, self._prepare(request))
         self._pull(request)
 
-    def _prepare(self, request: PullRequest, wait_ms: int | None = None) -> PreparedPull:
-        """A prepared pull with the options of a request, which waits if `wait_ms` is given. The cache may keep it, so it does not
-        keep the cache."""
-        own, reference, options = self._usable(request.kv_cache), weakref.ref(request.kv_cache), request.options
-
-        def checked(cache_key: PullKey, row: int) -> None:
-            cache = reference()
-            if cache is None:
-                raise LLMException("the destination was deallocated", status_code=LLMStatusCode.LLM_KV_CACHE_NOT_EXIST)
-            self._check_role("pull_cache", LLMRole.DECODER)
-            again = PullRequest.with_options(cache_key, cache, row, options)
-            if wait_ms is None:
-                self._pull(again)
-            else:
-                self._pull_waiting(again, wait_ms)
-
-        return transfer.prepare(self._cluster, self._links, own.local, own.desc, request.select, request.consumes, checked,
-                                is_quick=wait_ms is None)
-
-    def _pull(self, request: PullRequest) -> None:
-        own = self._usable(request.kv_cache)
-        transfer.pull(self._cluster, self._links, request.cache_key, own.local, own.desc, request.select, request.consumes)
-
     def prepare_pull(self, kv_cache: KvCache, *, batch_index: int = 0, size: int = -1, src_layer_range: range | None = None,
                      dst_layer_range: range | None = None, src_cache_offset: int | None = None,
                      dst_cache_offset: int | None = None, tensor_num_per_layer: int = 2,
@@ -287,11 +264,11 @@ class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, AsyncCalls, 
         waits as that call does, `timeout_ms` from its own beginning on. Raises as `pull_cache` does for these arguments.
         """
         self._check_role("prepare_pull", LLMRole.DECODER)
-        wait_ms = self._wait_ms(timeout_ms) if check_bool("wait", wait) else None
+        pull = functools.partial(self._pull_waiting, timeout_ms=self._wait_ms(timeout_ms)) if check_bool("wait", wait) else None
         return self._prepare(PullRequest(ANY_KEY, kv_cache, batch_index, size, src_layer_range=src_layer_range,
                                          dst_layer_range=dst_layer_range, src_cache_offset=src_cache_offset,
                                          dst_cache_offset=dst_cache_offset, tensor_num_per_layer=tensor_num_per_layer,
-                                         heads=heads, strict_format=strict_format), wait_ms)
+                                         heads=heads, strict_format=strict_format), pull)
 
     def pull_many(self, requests: Sequence[PullRequest], *, wait: bool = False, timeout_ms: int | None = None) -> None:
         """Several pulls in one call (role DECODER), in order; neighbours from one cluster share one lock and one deadline.
@@ -338,13 +315,7 @@ class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, AsyncCalls, 
         check_copy_size("size", size)
         if req_id is not None:
             check_int("req_id", req_id)
-        with self._cluster.lock:
-            source, target = self._usable(src), self._usable(dst)
-            source.local.count_in()
-        try:
-            local_copy.copy_row(self._cluster, source, target, src_batch_index, dst_batch_index, offset, size)
-        finally:
-            source.local.leave()
+        self._copy_row(dst, src, dst_batch_index, src_batch_index, offset, size)
 
     # -- reading ----------------------------------------------------------------------------------------------------
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from shmkv import _link, _link_record, _members, segment
 from shmkv._layout import LINKS_LIMIT, VERSION
+from shmkv._link import LinkEnd
 from shmkv._link_handle import LinkHandle
 from shmkv._mapping import Region
 from shmkv._mutex import Mutex
@@ -42,6 +43,7 @@ class Links:
         self.accepted = AcceptedLinks(cluster)      # those that others made to this cluster
         self.last_failure: dict[int, str] = {}      # why the last try to link to a cluster failed, for messages
         self._on_removed: Callable[[LinkHandle], object] = _nobody
+        self.find_missing: Callable[[int], bool] = _no_other    # makes a link that is due to a cluster, True if it did
 
     def __len__(self) -> int:
         return len(self._handles)
@@ -53,6 +55,19 @@ class Links:
     def handle(self, cluster_id: int) -> LinkHandle | None:
         """The link to a cluster, or None; the own cluster has none even when it is linked."""
         return self._handles.get(cluster_id)
+
+    def to_push(self, cluster_id: int) -> LinkEnd | int:
+        """What a cluster is pushed to over: in cache-manager mode a link that this cluster made, else one that the other made; or a
+        number of `_link` that says why there is none."""
+        if not self._cluster.settings.cache_manager:
+            return self.accepted.to_push(cluster_id)
+        handle = self._handles.get(cluster_id)
+        if handle is not None and handle.look() != _link.ENDED:
+            return handle
+        link = self.accepted.to_push(cluster_id)
+        if isinstance(link, int) and self.find_missing(cluster_id):
+            return self._handles.get(cluster_id) or link
+        return link
 
     def made(self) -> list[LinkHandle]:
         """The links that this cluster made and did not remove."""
@@ -71,6 +86,11 @@ class Links:
         """Was a link made that neither side has removed? A link to a dead peer counts until it is unlinked."""
         handle = self._handles.get(cluster_id)
         return cluster_id in self._handles and (handle is None or handle.look() != _link.ENDED)
+
+    def peer_lives(self, cluster_id: int) -> bool:
+        """Is the cluster at the other end of a link there still, or the own one?"""
+        handle = self._handles.get(cluster_id)
+        return handle is None or handle.look() == 0
 
     def check(self, cluster_id: int) -> None:
         """Return if the link can be used; LLM_NOT_YET_LINK, LLM_LINK_BUSY, or the timeout status if the peer is gone. Waits for
@@ -120,8 +140,28 @@ class Links:
         except TimeoutError:
             return LLMStatusCode.LLM_PROCESSING_LINK, []
         soft = (OK, LLMStatusCode.LLM_ALREADY_LINK, LLMStatusCode.LLM_REPEAT_REQUEST)
-        failed = any(result not in soft for result in results)
-        return (LLMStatusCode.LLM_LINK_FAILED if failed else OK), results
+        return self._overall(results, soft, LLMStatusCode.LLM_LINK_FAILED), results
+
+    def _overall(self, results: Sequence[LLMStatusCode], soft: Collection[LLMStatusCode],
+                 failure: LLMStatusCode) -> LLMStatusCode:
+        """The status of a whole call: `failure` if any result is not among `soft`; in cache-manager mode the last such result."""
+        failed = [result for result in results if result not in soft]
+        if not failed:
+            return OK
+        return failed[-1] if self._cluster.settings.cache_manager else failure
+
+    def link_if_there(self, cluster_id: int) -> bool:
+        """Link to a cluster if it is there now, once no other call is linking: is it linked then? Its absence is told to nobody."""
+        timeout_ms = self._cluster.settings.sync_kv_timeout_ms
+        try:
+            with self._linking.within(timeout_ms / 1000):
+                self.sweep_closing()
+                if self.is_linked(cluster_id):
+                    return True
+                self._forget_removed(cluster_id)
+                return self._try(cluster_id, time.monotonic() + timeout_ms / 1000) == OK
+        except TimeoutError:
+            return False
 
     def _link_all(self, cluster_ids: list[int], deadline: float) -> list[LLMStatusCode]:
         results: dict[int, LLMStatusCode] = {}
@@ -261,7 +301,7 @@ class Links:
         namespace = self._cluster.namespace
         prefix = f"{segment.SHM_DIR}/{segment_prefix(namespace.name, member.incarnation)}".encode()
         handle = LinkHandle(directory, namespace.table, namespace.life_fd, slot, prefix,
-                            self._cluster.settings.copy == "pread")
+                            self._cluster.settings.copy == "pread", self._cluster.settings.cache_manager)
         self._handles[member.cluster_id] = handle
 
     # -- unlink -----------------------------------------------------------------------------------------------------
@@ -271,8 +311,12 @@ class Links:
         deadline = time.monotonic() + timeout_ms / 1000
         self.sweep_closing()
         results = [self._unlink(int(info.remote_cluster_id or 0), deadline, force) for info in clusters]
-        failed = any(result not in (OK, LLMStatusCode.LLM_NOT_YET_LINK) for result in results)
-        return (LLMStatusCode.LLM_UNLINK_FAILED if failed else OK), results
+        return self._overall(results, (OK, LLMStatusCode.LLM_NOT_YET_LINK), LLMStatusCode.LLM_UNLINK_FAILED), results
+
+    def unlink_one(self, cluster_id: int, timeout_ms: int) -> LLMStatusCode:
+        """Remove the link to a cluster: LLM_LINK_BUSY if it is in use for that long."""
+        self.sweep_closing()
+        return self._unlink(cluster_id, time.monotonic() + timeout_ms / 1000, force=False)
 
     def _unlink(self, cluster_id: int, deadline: float, force: bool) -> LLMStatusCode:
         if cluster_id not in self._handles:
@@ -315,6 +359,7 @@ class Links:
 
     def close(self) -> None:
         """finalize: remove all links without waiting for peers."""
+        self.find_missing = _no_other
         self._cluster.close_views()     # a side that holds leases is not closed
         for cluster_id, handle in list(self._handles.items()):
             if handle is not None:
@@ -330,6 +375,11 @@ class Links:
 
 def _nobody(_: LinkHandle) -> None:
     """Nobody wants to know of removed links."""
+
+
+def _no_other(_: int) -> bool:
+    """No link is due."""
+    return False
 
 
 def _has_directory(namespace: str, member: Member) -> bool:

@@ -6,11 +6,12 @@ from typing import Any
 
 from shmkv._drop import DropQueue
 from shmkv._view import TensorView
+from shmkv.cache_handle import CacheHandle
 from shmkv.caches import Usable
-from shmkv.checks import Uncopyable
+from shmkv.checks import ApiObject
 from shmkv.cluster import Cluster
 from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
-from shmkv.kv_cache import KvCache, make_view, row_shape, view_of
+from shmkv.kv_cache import make_view, row_shape, view_of
 from shmkv.link import Links
 from shmkv.link_watch import LinkWatch
 from shmkv.own_cache import OwnCache
@@ -20,7 +21,7 @@ from shmkv.types import LLMRole
 from shmkv.waiting import Waits
 
 
-class ManagerBase(Uncopyable):
+class ManagerBase(ApiObject):
     """Without public calls but one; the others are in the classes derived from it."""
 
     def __init__(self, cluster: Cluster, links: Links, watch: LinkWatch, pushes: Pushes) -> None:
@@ -42,19 +43,20 @@ class ManagerBase(Uncopyable):
             self._waits.close()
 
     def _check_role(self, what: str, *roles: LLMRole) -> None:
+        """LLMParamError for any role but these. The second generation of the API has no such limits."""
         self._cluster.check_usable()
-        if self._cluster.role not in roles:
+        if self._cluster.role not in roles and not self._cluster.settings.cache_manager:
             names = " or ".join(str(role) for role in roles)
             raise LLMParamError(f"{what} needs role {names}, this is {self._cluster.role!s}")
 
-    def _usable(self, cache: KvCache) -> Usable:
+    def _usable(self, cache: CacheHandle) -> Usable:
         """The living cache behind a handle, allocated or registered; LLM_KV_CACHE_NOT_EXIST otherwise, also for a handle of an
         earlier init."""
         if cache._own is None:
             raise LLMException(f"{cache!r} was deallocated, or is of no manager", status_code=LLMStatusCode.LLM_KV_CACHE_NOT_EXIST)
         return self._cluster.caches.get(cache._own)
 
-    def _own(self, cache: KvCache) -> OwnCache:
+    def _own(self, cache: CacheHandle) -> OwnCache:
         """The living allocated cache behind a handle. LLMParamError for a registered one: nobody else can read it, so its rows have
         no keys."""
         own = self._usable(cache)
@@ -66,14 +68,16 @@ class ManagerBase(Uncopyable):
         """Where a cache goes whose last handle is gone."""
         return self._cluster.caches.dropped if isinstance(own, OwnCache) else self._cluster.caches.registered.dropped
 
-    def _views(self, cache: KvCache) -> tuple[TensorView, ...]:
+    def _views(self, cache: CacheHandle) -> tuple[TensorView, ...]:
         if not self.is_initialized():
             return ()
         if isinstance(cache._own, RegisteredCache):
             return views_of_mapping(cache._own)
         with self._cluster.lock:        # so that memory is not recycled between a look at its exports and the first view
             own = self._own(cache)
-            return tuple(make_view(own.segment.region, offset, own.desc, place) for place, offset in enumerate(own.offsets))
+            if own.own_region is None:
+                return ()               # the caller's memory
+            return tuple(make_view(own.own_region, offset, own.desc, place) for place, offset in enumerate(own.offsets))
 
 
 def views_of_mapping(own: RegisteredCache) -> tuple[TensorView, ...]:

@@ -1,6 +1,7 @@
 """The calls of a manager around memory that the caller already has."""
 from __future__ import annotations
 
+from shmkv.cache_arguments import check_batch_dim_of_blocks
 from shmkv.cache_layout import CacheLayout, layout
 from shmkv.checks import check_type
 from shmkv.errors import LLMParamError
@@ -41,8 +42,8 @@ class MemoryCalls(ManagerBase):
         self._cluster.check_usable()
         check_type("cache_desc", cache_desc, CacheDesc)
         wanted = self._layout(cache_desc)
-        if is_blocks and wanted.desc.batch_dim != 0:
-            raise LLMParamError(f"argument 'cache_desc' must have batch_dim_index 0 for blocks, got {wanted.desc.batch_dim}")
+        if is_blocks:
+            check_batch_dim_of_blocks(wanted.desc)
         held = _held(wanted.desc, buffers)
         try:
             own = RegisteredCache.over(held, self._cluster.caches.next_id(), held_layout(wanted, held), is_blocks)

@@ -40,7 +40,8 @@ MEM_POOL = "llm.MemPoolConfig"
 HOST_MEM_POOL = "llm.HostMemPoolConfig"
 LOCAL_COMM_RES = "llm.LocalCommRes"
 TRANSFER_BACKEND = "llm.TransferBackend"
-COPY = "shmkv.Copy"                 # ours, not one of llm_datadist's
+COPY = "shmkv.Copy"                 # ours, not of llm_datadist, and so is the next
+NAMESPACE = "shmkv.Namespace"
 
 
 def parse_digits(text: str) -> int | None:

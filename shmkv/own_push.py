@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shmkv import _pull, _push
-from shmkv._blocks import BlockLists
+from shmkv._blocks import FROM_ROW, BlockLists
 from shmkv._local import LocalCache
 from shmkv.caches import Usable
 from shmkv.checks import UINT32_MAX
@@ -19,7 +19,7 @@ def push_own(cluster: Cluster, source: Usable, windows: Sequence[tuple[int, int]
     """Copy tensors from `first_tensor` on to the first `count` of the `windows`, (address, bytes of a row), all of which have to be
     there: 0 or the number that a push over a link would give, and the address that it is about. `dst_rows`: how many blocks of the
     destination the numbers of `lists` reach, 1 without lists."""
-    if lists is None and row >= source.desc.batch_size:
+    if (lists is None or lists.mode == FROM_ROW) and row >= source.desc.batch_size:
         return int(_push.ROW), windows[0][0]
     targets: list[Target] = []
     with cluster.lock:

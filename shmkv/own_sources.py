@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from shmkv import _lookup
 from shmkv._directory import Directory
+from shmkv._layout import KIND_REGISTERED
 from shmkv.keys import KeyWords
 from shmkv.own_cache import OwnCache
 
@@ -62,7 +63,7 @@ class OwnSources:
         if not self._directory.still_counts(cache.slot, row, word, by_key):
             return int(_lookup.REMOVED)
         self._directory.note_use(cache.slot, row, time.monotonic_ns())
-        if consumes:
+        if consumes and cache.kind != KIND_REGISTERED:
             tensors = cache.desc.num_tensors if count < 0 else count
             self._directory.mark_pulled(cache.slot, row, word >> 8, first, tensors)
         return 0

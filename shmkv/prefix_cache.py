@@ -35,16 +35,20 @@ class PrefixCache:
     def evict(self) -> None:
         """Remove the keys of the least recently used prefixes until the others fit. One that is being read, or kept by a lease,
         stays for now."""
-        if self.capacity is None:
+        if self.capacity is None or self._most_nbytes() <= self.capacity:
             return
         kept = sorted(self._kept(), key=lambda each: each.used_ns)
-        nbytes = sum(each.cache.segment.nbytes for each in kept)
+        nbytes = sum(each.cache.own_nbytes for each in kept)
         for each in kept:
             if nbytes <= self.capacity:
                 return
             if not self._is_pinned(each.cache):
-                nbytes -= each.cache.segment.nbytes
+                nbytes -= each.cache.own_nbytes
                 self._end(each)
+
+    def _most_nbytes(self) -> int:
+        """No fewer bytes than prefixes keep: every call of the owner asks, so no key is looked at."""
+        return sum(cache.segment.nbytes for cache in self._leaving.values())
 
     def _end(self, kept: _Kept) -> None:
         kept.cache.living = None

@@ -1,8 +1,9 @@
 """The arguments of a pull: their values, and the checks in the order of the contract. Nothing is touched here."""
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
+from shmkv.cache_handle import CacheHandle, PullOptions
 from shmkv.checks import (
     UINT32_MAX,
     check_bool,
@@ -12,11 +13,12 @@ from shmkv.checks import (
     check_positive,
     check_type,
     check_uint32,
+    wrong_type,
 )
 from shmkv.errors import LLMParamError
 from shmkv.heads import HeadSlice
 from shmkv.keys import CacheKey, CacheKeyByIdAndIndex
-from shmkv.kv_cache import KvCache, PullOptions, check_kv_cache
+from shmkv.kv_cache import KvCache
 from shmkv.pull_failure import PullKey, Select
 from shmkv.types import CacheDesc
 
@@ -40,15 +42,17 @@ class PullRequest:
     """The arguments of one `pull_cache`, for `pull_many`: checked here, once, in the same order and with the same errors."""
 
     __slots__ = ("cache_key", "consumes", "kv_cache", "options", "select")
+    KEYS: ClassVar[tuple[type, ...]] = PULL_KEYS        # that may name the source
+    MAY_CONSUME: ClassVar[bool] = True
 
-    def __init__(self, cache_key: PullKey, kv_cache: KvCache, batch_index: int = 0, size: int = -1, *,
+    def __init__(self, cache_key: PullKey, kv_cache: CacheHandle, batch_index: int = 0, size: int = -1, *,
                  src_layer_range: range | None = None, dst_layer_range: range | None = None,
                  src_cache_offset: int | None = None, dst_cache_offset: int | None = None,
                  tensor_num_per_layer: int = 2, heads: HeadSlice | None = None, strict_format: bool = False) -> None:
-        check_type("cache_key", cache_key, *PULL_KEYS)
+        check_type("cache_key", cache_key, *self.KEYS)
         self.cache_key = cache_key
-        self.kv_cache = check_kv_cache("kv_cache", kv_cache)
-        check_device("kv_cache", kv_cache)
+        self._check_destination(kv_cache)
+        self.kv_cache = kv_cache
         check_copy_size("size", size)
         check_uint32("batch_index", batch_index)
         src_offset = check_optional_offset("src_cache_offset", src_cache_offset) or 0
@@ -57,7 +61,7 @@ class PullRequest:
             check_usable_key(cache_key)
         tensors = check_ranges(kv_cache, src_layer_range, dst_layer_range, tensor_num_per_layer)
         self.select: Select = (size, src_offset, dst_offset, 0, batch_index, *tensors)
-        self.consumes = src_cache_offset is None and dst_cache_offset is None and heads is None
+        self.consumes = self.MAY_CONSUME and src_cache_offset is None and dst_cache_offset is None and heads is None
         if heads is not None:
             self.select = select_heads(kv_cache.cache_desc, check_type("heads", heads, HeadSlice), self.select,
                                        (src_cache_offset, dst_cache_offset))
@@ -66,8 +70,14 @@ class PullRequest:
         self.options: PullOptions = (size, src_layer_range, dst_layer_range, src_cache_offset, dst_cache_offset,
                                      tensor_num_per_layer, heads, strict_format)
 
+    def _check_destination(self, cache: object) -> None:
+        """TypeError or LLMParamError unless it is a cache that can be pulled into."""
+        if not isinstance(cache, KvCache):
+            raise wrong_type("kv_cache", cache, KvCache)
+        check_device("kv_cache", cache)
+
     @classmethod
-    def with_options(cls, cache_key: PullKey, kv_cache: KvCache, batch_index: int, options: PullOptions) -> PullRequest:
+    def with_options(cls, cache_key: PullKey, kv_cache: CacheHandle, batch_index: int, options: PullOptions) -> PullRequest:
         """The request that has these `options`."""
         size, src_layers, dst_layers, src_offset, dst_offset, per_layer, heads, strict = options
         return cls(cache_key, kv_cache, batch_index, size, src_layer_range=src_layers, dst_layer_range=dst_layers,
@@ -104,13 +114,13 @@ def check_usable_key(cache_key: object) -> None:
         raise LLMParamError(f"argument 'cache_key' must have exactly one of req_id and prefix_id, got {key!r}")
 
 
-def check_device(name: str, cache: KvCache) -> None:
+def check_device(name: str, cache: CacheHandle) -> None:
     """LLMParamError for own memory of the caller."""
     if cache.is_host:
         raise LLMParamError(f"argument '{name}' must have placement DEVICE, got {cache.cache_desc.placement!s}")
 
 
-def check_ranges(kv_cache: KvCache, src: range | None, dst: range | None, per_layer: int) -> Tensors:
+def check_ranges(kv_cache: CacheHandle, src: range | None, dst: range | None, per_layer: int) -> Tensors:
     """Layer ranges as tensors: (first, how many) of the source and of the destination, and what must divide the source's number."""
     check_positive("tensor_num_per_layer", check_uint32("tensor_num_per_layer", per_layer))
     check_optional_layer_range("src_layer_range", src, below=RANGE_LIMIT)
@@ -121,17 +131,17 @@ def check_ranges(kv_cache: KvCache, src: range | None, dst: range | None, per_la
     if per_layer != 2 and (per_layer > tensors or ((src or dst) and tensors % per_layer)):
         raise LLMParamError(f"argument 'tensor_num_per_layer' must divide the {tensors} tensors of the cache, got {per_layer}")
     divisor = per_layer if per_layer != 2 and (src or dst) else 0
-    return (*_tensors(src, per_layer), *_tensors(dst, per_layer), divisor)
+    return (*layers_as_tensors(src, per_layer), *layers_as_tensors(dst, per_layer), divisor)
 
 
 def check_source_range(layers: range | None, per_layer: int) -> tuple[int, int, int]:
     """A layer range of a source alone: (first tensor, how many or -1, what must divide the source's number of tensors or 0)."""
     check_positive("tensor_num_per_layer", check_uint32("tensor_num_per_layer", per_layer))
     check_optional_layer_range("src_layer_range", layers, below=RANGE_LIMIT)
-    return (*_tensors(layers, per_layer), per_layer if per_layer != 2 and layers is not None else 0)
+    return (*layers_as_tensors(layers, per_layer), per_layer if per_layer != 2 and layers is not None else 0)
 
 
-def _tensors(layers: range | None, per_layer: int) -> tuple[int, int]:
+def layers_as_tensors(layers: range | None, per_layer: int) -> tuple[int, int]:
     """(first tensor, how many) of a layer range; numbers beyond 32 bits are as good as any that no cache has."""
     if layers is None:
         return 0, -1

@@ -9,7 +9,7 @@ import errno
 import os
 from collections.abc import Sequence
 
-from shmkv import _attached, _inspect, _lease, _lend, _link, _lookup, _plan, _pull
+from shmkv import _attached, _core, _inspect, _lease, _lend, _link, _lookup, _plan, _pull
 from shmkv.checks import shown
 from shmkv.cluster import Cluster
 from shmkv.errors import LLMException, LLMStatusCode, error_for_status
@@ -20,6 +20,8 @@ from shmkv.types import CacheDesc
 Select = tuple[int, ...]              # as `_pull` takes it
 PullKey = CacheKey | CacheKeyByIdAndIndex
 SourceKey = PullKey | BlocksCacheKey
+
+BLOCK_LISTS = {False: ("prompt_blocks", "decoder_blocks"), True: ("src_blocks", "dst_blocks")}     # names, by cache-manager mode
 
 
 def pull_failure(status: int, cluster: Cluster, links: Links, key: SourceKey, desc: CacheDesc | None,
@@ -44,6 +46,7 @@ def code_of(status: int, cluster: Cluster) -> LLMStatusCode:
         _link.PEER_GONE: settings.timeout_status,
         _link.TIMEOUT: settings.timeout_status,
         _pull.DST_GONE: LLMStatusCode.LLM_KV_CACHE_NOT_EXIST,
+        _core.PRIVATE: LLMStatusCode.LLM_PARAM_INVALID,
         _lease.NONE_FREE: LLMStatusCode.LLM_LINK_BUSY,
         _lend.UNMAPPED: LLMStatusCode.LLM_FEATURE_NOT_ENABLED,
         -errno.ENOENT: LLMStatusCode.LLM_KV_CACHE_NOT_EXIST,
@@ -61,11 +64,12 @@ def sentence_of(status: int, cluster: Cluster, links: Links, key: SourceKey, des
     if status in _plan.ARGUMENT_FAULTS and desc is None:
         return f"{_asked(select)} is not all there{_source(links, key)}"
     if status in _plan.ARGUMENT_FAULTS and desc is not None:
-        return _argument_fault(status, links, key, desc, select)
+        return _argument_fault(status, cluster, links, key, desc, select)
     if status in _lookup.MISSES:
         return _miss(status, peer)
     known = {
         _pull.DST_GONE: "the destination was deallocated",
+        _core.PRIVATE: f"the source lies in private memory of the process of {peer}, which cannot be reached from another process",
         _link.ENDED: f"not linked to {peer}{_last_failure(links, key)}: call link_clusters first",
         _link.BUSY: f"the link to {peer} is being removed, or a signal handler interrupted a pull on this thread",
         _link.PEER_GONE: f"{peer} died, finalized or was restarted: unlink and link again",
@@ -86,11 +90,11 @@ def _asked(select: Select) -> str:
     return f"size {select[0]} at src_cache_offset {select[1]} of tensors {_shown(select[5:7])}"
 
 
-def _argument_fault(status: int, links: Links, key: SourceKey, desc: CacheDesc, select: Select) -> str:
+def _argument_fault(status: int, cluster: Cluster, links: Links, key: SourceKey, desc: CacheDesc, select: Select) -> str:
     size, src_offset, dst_offset, _, row = select[:5]
     src, dst = _shown(select[5:7]), _shown(select[7:9])
     window = f"size {size} at src_cache_offset {src_offset}, dst_cache_offset {dst_offset}"
-    source = _source(links, key)
+    source, (src_blocks, dst_blocks) = _source(links, key), BLOCK_LISTS[cluster.settings.cache_manager]
     rows = _rows(desc, select, _source_rows(links, key) if status == _plan.SRC_WINDOW else [])
     return {
         _plan.DST_ROW: f"argument 'batch_index' must be below the batch size {desc.batch_size}, got {row}",
@@ -102,8 +106,8 @@ def _argument_fault(status: int, links: Links, key: SourceKey, desc: CacheDesc, 
                       f"{source}",
         _plan.DIVISOR: f"argument 'tensor_num_per_layer' {select[9]} does not divide the number of source tensors"
                        f"{source}",
-        _plan.DST_BLOCK: f"argument 'decoder_blocks' must have blocks below {desc.batch_size}",
-        _plan.SRC_BLOCK: f"argument 'prompt_blocks' names blocks that are not there{source}",
+        _plan.DST_BLOCK: f"argument '{dst_blocks}' must have blocks below {desc.batch_size}",
+        _plan.SRC_BLOCK: f"argument '{src_blocks}' names blocks that are not there{source}",
         _plan.BLOCK_NBYTES: f"blocks must have the same bytes on both sides: {rows}{source}",
         _plan.BLOCKS_WINDOW: f"more blocks than fit the row on the other side: {rows}{source}",
         _plan.FORMAT: f"the source has another kv_tensor_format than {desc.kv_tensor_format!r}, which strict_format refuses",

@@ -13,13 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from shmkv import _life, _push
-from shmkv._blocks import BlockLists
+from shmkv._blocks import FROM_ROW, BlockLists
 from shmkv._mutex import Mutex
 from shmkv._push import Addresses
-from shmkv.accepted import AcceptedLinks
 from shmkv.caches import Usable
 from shmkv.cluster import Cluster
 from shmkv.errors import LLMException, LLMStatusCode, link_busy
+from shmkv.key_push import TargetKey, key_push_sentence, push_to_key
+from shmkv.link import Links
 from shmkv.own_push import push_own
 from shmkv.push_failure import push_code, push_sentence
 from shmkv.transfer_config import LayerSynchronizer
@@ -43,21 +44,45 @@ class Destination:
 
 
 @dataclass(frozen=True)
+class KeyDestination:
+    """One config of a transfer that names a cache; `first`: the layer there for the first of `layers`."""
+
+    key: TargetKey
+    layers: range
+    first: int
+    row: int
+
+    @property
+    def cluster_id(self) -> int:
+        """To whom it goes."""
+        return self.key.cluster_id
+
+
+AnyDestination = Destination | KeyDestination
+
+
+@dataclass(frozen=True)
 class BlockMove:
-    """Which blocks of the source go to which places from an address on; `nbytes`: bytes of a block there, 0 = as in the source."""
+    """Which blocks of the source, or chunks of a row of it, go to which places from an address on; `nbytes`: bytes of a block
+    there, 0 = as in the source."""
 
     lists: BlockLists
     rows: int                       # how many blocks of the destination the numbers reach
     nbytes: int
 
+    @property
+    def cut_nbytes(self) -> int:
+        """Bytes of a chunk where a row is cut, else 0."""
+        return self.nbytes if self.lists.mode == FROM_ROW else 0
+
 
 class PushTask:
     """One transfer of a source that was counted in: it leaves it when it has ended, and then calls `ended(self)`."""
 
-    def __init__(self, cluster: Cluster, accepted: AcceptedLinks, source: Usable, synchronizer: LayerSynchronizer,
-                 destinations: Sequence[Destination], blocks: BlockMove | None, ended: Callable[[PushTask], object]) -> None:
+    def __init__(self, cluster: Cluster, links: Links, source: Usable, synchronizer: LayerSynchronizer,
+                 destinations: Sequence[AnyDestination], blocks: BlockMove | None, ended: Callable[[PushTask], object]) -> None:
         self._cluster = cluster
-        self._accepted = accepted
+        self._links = links
         self._source = source
         self._held = [source]               # whoever takes it out leaves it
         self._synchronizer = synchronizer
@@ -181,7 +206,7 @@ class PushTask:
 
     # -- bytes ------------------------------------------------------------------------------------------------------
 
-    def _push_to(self, destination: Destination, layer: int) -> LLMStatusCode:
+    def _push_to(self, destination: AnyDestination, layer: int) -> LLMStatusCode:
         """Push the tensors of a layer; a failure is told to the log."""
         try:
             code, sentence = self._try_push(destination, layer)
@@ -193,18 +218,22 @@ class PushTask:
             log.warning("layer %d is not transferred to cluster %d: %s (%s)", layer, destination.cluster_id, sentence, code.name)
         return code
 
-    def _try_push(self, destination: Destination, layer: int) -> tuple[LLMStatusCode, str]:
+    def _try_push(self, destination: AnyDestination, layer: int) -> tuple[LLMStatusCode, str]:
+        if isinstance(destination, KeyDestination):
+            return self._push_to_key(destination, layer)
         is_first = layer == destination.layers.start
         begin = TENSORS_A_LAYER * (layer - destination.layers.start)
         end = destination.addresses.count if is_first else begin + TENSORS_A_LAYER
         rows = self._source.layout.row_nbytes[TENSORS_A_LAYER * layer:TENSORS_A_LAYER * layer + end - begin]
-        unequal = [nbytes for nbytes in rows if self._blocks is not None and self._blocks.nbytes not in (0, nbytes)]
+        unequal = self._unequal(rows)
         if unequal:
-            return LLMStatusCode.LLM_PARAM_INVALID, f"dst_block_memory_size is not the {unequal[0]} bytes of a block of the source"
+            return LLMStatusCode.LLM_PARAM_INVALID, unequal
         # Others must not have taken this process for dead: they would use the memory that is written to.
         self._cluster.namespace.check_own_life(self._cluster.member)
         if destination.cluster_id == self._cluster.cluster_id:
-            windows = list(zip(destination.addresses.part(begin, end), rows, strict=True))
+            cut_nbytes = 0 if self._blocks is None else self._blocks.cut_nbytes
+            windows = [(address, cut_nbytes or nbytes)
+                       for address, nbytes in zip(destination.addresses.part(begin, end), rows, strict=True)]
             status, address = self._push_here(destination, layer, windows)
         else:
             status, address = self._push_over_link(destination, layer, begin, is_first)
@@ -212,15 +241,35 @@ class PushTask:
             return OK, ""
         return push_code(status, self._cluster), push_sentence(status, self._cluster, destination.cluster_id, address)
 
+    def _unequal(self, rows: Sequence[int]) -> str:
+        """What is wrong with the bytes of a block that the caller gave."""
+        if self._blocks is None or self._blocks.cut_nbytes:
+            return ""
+        unequal = [nbytes for nbytes in rows if self._blocks.nbytes not in (0, nbytes)]
+        return f"dst_block_memory_size is not the {unequal[0]} bytes of a block of the source" if unequal else ""
+
+    def _push_to_key(self, destination: KeyDestination, layer: int) -> tuple[LLMStatusCode, str]:
+        first = TENSORS_A_LAYER * layer
+        unequal = self._unequal(self._source.layout.row_nbytes[first:first + TENSORS_A_LAYER])
+        if unequal:
+            return LLMStatusCode.LLM_PARAM_INVALID, unequal
+        dst_first = TENSORS_A_LAYER * (destination.first + layer - destination.layers.start)
+        lists, cut_nbytes = (None, 0) if self._blocks is None else (self._blocks.lists, self._blocks.cut_nbytes)
+        select = (cut_nbytes or -1, 0, 0, destination.row, 0, first, TENSORS_A_LAYER, dst_first, TENSORS_A_LAYER, 0)
+        status = push_to_key(self._cluster, self._links, destination.key, self._source, select, lists)
+        if status == 0:
+            return OK, ""
+        return push_code(status, self._cluster), key_push_sentence(status, self._cluster, destination.key)
+
     def _push_over_link(self, destination: Destination, layer: int, begin: int, is_first: bool) -> tuple[int, int]:
         """0 or a number of the core, and the address that it is about."""
-        link = self._accepted.to_push(destination.cluster_id)
+        link = self._links.to_push(destination.cluster_id)
         if isinstance(link, int):
             return link, 0
-        lists = None if self._blocks is None else self._blocks.lists
+        lists, cut_nbytes = (None, 0) if self._blocks is None else (self._blocks.lists, self._blocks.cut_nbytes)
         status = _push.push(link, self._source.local, destination.addresses, begin, begin + TENSORS_A_LAYER,
                             TENSORS_A_LAYER * layer, destination.row, lists, self._cluster.settings.sync_kv_timeout_ms,
-                            check_all=is_first)
+                            check_all=is_first, block_nbytes=cut_nbytes)
         bad = destination.addresses.bad
         return status, destination.addresses.part(bad, bad + 1)[0]
 
@@ -234,17 +283,17 @@ class PushTask:
 class Pushes:
     """The transfers of one cluster that run now."""
 
-    def __init__(self, cluster: Cluster, accepted: AcceptedLinks) -> None:
+    def __init__(self, cluster: Cluster, links: Links) -> None:
         self._cluster = cluster
-        self._accepted = accepted
+        self._links = links
         self._mutex = Mutex(busy=link_busy)
         self._running: set[PushTask] = set()
         self._is_closed = False
 
-    def start(self, source: Usable, synchronizer: LayerSynchronizer, destinations: Sequence[Destination],
+    def start(self, source: Usable, synchronizer: LayerSynchronizer, destinations: Sequence[AnyDestination],
               blocks: BlockMove | None) -> PushTask:
         """Begin a transfer. LLM_KV_CACHE_NOT_EXIST if the source was deallocated."""
-        task = PushTask(self._cluster, self._accepted, source, synchronizer, destinations, blocks, self._running.discard)
+        task = PushTask(self._cluster, self._links, source, synchronizer, destinations, blocks, self._running.discard)
         with self._cluster.lock:
             self._cluster.caches.get(source)
             source.local.count_in()

@@ -3,11 +3,11 @@ from __future__ import annotations
 
 import errno
 
-from shmkv import _attached, _link, _lookup, _plan, _push
+from shmkv import _attached, _core, _link, _lookup, _plan, _pull, _push, _push_key
 from shmkv.cluster import Cluster
 from shmkv.errors import LLMStatusCode
 
-ARGUMENT_FAULTS = frozenset([_push.ADDRESS, _push.ROOM, _push.ROW, *_plan.ARGUMENT_FAULTS])
+ARGUMENT_FAULTS = frozenset([_push.ADDRESS, _push.ROOM, _push.ROW, _push_key.CLOSED, _core.PRIVATE, *_plan.ARGUMENT_FAULTS])
 
 
 def push_code(status: int, cluster: Cluster) -> LLMStatusCode:
@@ -22,6 +22,8 @@ def push_code(status: int, cluster: Cluster) -> LLMStatusCode:
         _link.PEER_GONE: settings.timeout_status,
         _link.TIMEOUT: settings.timeout_status,
         _lookup.REMOVED: LLMStatusCode.LLM_KV_CACHE_NOT_EXIST,
+        _lookup.NEVER: LLMStatusCode.LLM_KV_CACHE_NOT_EXIST,
+        _pull.DST_GONE: LLMStatusCode.LLM_KV_CACHE_NOT_EXIST,
         -errno.ENOENT: LLMStatusCode.LLM_KV_CACHE_NOT_EXIST,
         -errno.ENOMEM: settings.out_of_memory_status,
     }.get(status, LLMStatusCode.LLM_FAILED)
@@ -41,6 +43,8 @@ def push_sentence(status: int, cluster: Cluster, cluster_id: int, address: int) 
         _link.PEER_GONE: f"{peer} died or was restarted: it has to link again",
         _link.TIMEOUT: f"not done within sync_kv_timeout of {cluster.settings.sync_kv_timeout_ms} ms",
         _link.FORKED: "the link belongs to the parent process",
+        _core.PRIVATE: f"address {address:#x} lies in private memory of {peer}, which cannot be reached from another process",
+        _pull.DST_GONE: "the destination was deallocated",
         _lookup.REMOVED: f"{peer} freed the destination meanwhile: it has taken this process for dead",
         _plan.DAMAGED: f"the tensors recorded by {peer} do not lie inside their segment",
         -errno.ENOENT: f"the segment of {peer} has no name any more",

@@ -11,7 +11,6 @@ from shmkv._link_handle import LinkHandle
 from shmkv._local import LocalCache
 from shmkv.cluster import Cluster
 from shmkv.errors import LLMException
-from shmkv.keys import CacheKey, CacheKeyByIdAndIndex
 from shmkv.link import Links
 from shmkv.own_pull import pull_own
 from shmkv.pull_failure import PullKey, Select, SourceKey, pull_failure
@@ -31,6 +30,8 @@ def pull(cluster: Cluster, links: Links, key: SourceKey, dst: LocalCache, desc: 
     `consumes`: no offset was given.
     """
     handle, timeout_ms = links.handle(key.cluster_id), cluster.settings.sync_kv_timeout_ms
+    if handle is None and key.cluster_id != cluster.cluster_id and links.find_missing(key.cluster_id):
+        handle = links.handle(key.cluster_id)
     if handle is not None and lists is None:
         status = _pull.pull(handle, dst, key.packed, select, consumes, timeout_ms)
     elif handle is not None:
@@ -89,9 +90,9 @@ def _pull_some(cluster: Cluster, links: Links, pulls: Sequence[PullArguments], b
 
 
 def prepare(cluster: Cluster, links: Links, dst: LocalCache, desc: CacheDesc, select: Select, consumes: bool,
-            checked: Callable[[PullKey, int], None], *, is_quick: bool = True) -> _pull.PreparedPull:
+            checked: Callable[[PullKey, int], None], keys: tuple[type, ...], *, is_quick: bool = True) -> _pull.PreparedPull:
     """A pull whose arguments are checked. `checked(key, row)` is the same pull with all checks, for when the quick way does not
-    apply; without `is_quick` there is no other."""
+    apply: `keys` are the classes of those for which it does; without `is_quick` there is none."""
 
     def again(key: PullKey, row: int) -> LinkHandle | None:
         checked(key, row)
@@ -100,8 +101,7 @@ def prepare(cluster: Cluster, links: Links, dst: LocalCache, desc: CacheDesc, se
     def fail(key: PullKey, row: int, status: int) -> LLMException:
         return pull_failure(status, cluster, links, key, desc, (*select[:4], row, *select[5:]))
 
-    return _pull.PreparedPull(dst, select, consumes, cluster.settings.sync_kv_timeout_ms, (CacheKey, CacheKeyByIdAndIndex),
-                              again, fail, remark_format)
+    return _pull.PreparedPull(dst, select, consumes, cluster.settings.sync_kv_timeout_ms, keys, again, fail, remark_format)
 
 
 def remark_format(handle: LinkHandle, key: SourceKey) -> None:

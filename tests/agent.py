@@ -21,22 +21,11 @@ from typing import Any
 import cache_bytes
 import numpy as np
 import reference
+from agent_caches import CacheAgent
+from agent_keys import make_key
 from agent_pushes import PushAgent
 
 import shmkv
-
-U64MAX = 2**64 - 1
-
-
-def make_key(spec: list[Any]) -> Any:
-    """The key object that a list made by peer.req(), prefix(), by_id(), padding() or blocks() stands for."""
-    kind, *values = spec
-    if kind == "id":
-        return shmkv.CacheKeyByIdAndIndex(*values)
-    if kind == "blocks":
-        return shmkv.BlocksCacheKey(*values)
-    cluster_id, req_id, model_id, prefix_id = values
-    return shmkv.CacheKey(cluster_id, req_id, model_id, prefix_id)
 
 
 def cluster_info(remote_cluster_id: int) -> shmkv.LLMClusterInfo:
@@ -53,11 +42,12 @@ def _links(result: tuple[Any, list[Any]]) -> list[Any]:
     return [overall.name, [status.name for status in each]]
 
 
-class Agent(PushAgent):
+class Agent(PushAgent, CacheAgent):
     """One method a command; caches are called by names that the test chose."""
 
     def __init__(self) -> None:
-        super().__init__()
+        PushAgent.__init__(self)
+        CacheAgent.__init__(self)
         self.dist: Any = None
         self.caches: dict[str, Any] = {}
 

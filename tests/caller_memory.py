@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
-from agent import make_key
+from agent_keys import make_key
 from reference import Bytes, Geometry, Tensors, geometry, noise
 
 import shmkv

@@ -9,7 +9,7 @@ import gc
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from agent import make_key
+from agent_keys import make_key
 from reference import Bytes
 
 import shmkv

@@ -1,6 +1,8 @@
 """A member of a namespace in a process of its own, and looks at a namespace from outside."""
 from __future__ import annotations
 
+import time
+
 from shmkv import segment
 from shmkv.membership import Member, Namespace
 
@@ -38,6 +40,14 @@ def namespace_of(name: str) -> Namespace:
 def leave(namespace: Namespace, member: Member) -> None:
     with namespace.cold_even_unnamed(20000):
         namespace.leave(member)
+
+
+def wait_until_dead(namespace: Namespace, member: Member) -> None:
+    """Until the member's life byte is free."""
+    deadline = time.monotonic() + 20
+    while namespace.lives(member):
+        assert time.monotonic() < deadline, "it lives"
+        time.sleep(0.001)
 
 
 def files(name: str) -> set[str]:

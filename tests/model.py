@@ -9,7 +9,8 @@ Sub-models: `model_lock` (the two-sided word), `model_link` (the life and re-use
 `model_cache` (hazard, retire, recycle), `model_rows` (coverage, consume), `model_members` (join, sweep,
 leave), `model_segments` (a cache's file, and mappings of it), `model_publish` (progress and its waiters),
 `model_index` (keys found while the index changes), `model_waits` (layers that are waited for with a
-lease). The code uses their names for states and transitions.
+lease), `model_leases` (views and forks that outlive call, link and holder). The code uses their names for
+states and transitions.
 `model_points` says which step stands for which point of the crash matrix.
 """
 

@@ -11,6 +11,7 @@ from typing import Any
 from model import Model
 from model_cache import HazardModel
 from model_index import IndexModel
+from model_leases import LeaseModel
 from model_link import A, B, C, LinkModel
 from model_lock import LockModel
 from model_members import SWEEPER, Member, MembersModel
@@ -30,6 +31,7 @@ MODELS: dict[str, Model[Any]] = {
     "publish": PublishModel(),
     "index": IndexModel(),
     "waits": WaitModel(),
+    "leases": LeaseModel(forks=True),
 }
 
 #: Point -> (sub-model, who dies, the step).
@@ -43,7 +45,8 @@ POINTS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "waiting for a publish": (("publish", "reader", "counts itself in"), ("publish", "reader", "waits"),
                               ("publish", "reader", "counts itself out")),
     "lease": (("waits", "reader", "takes a lease"), ("waits", "reader", "clears hazard"),
-              ("waits", "reader", "gives the lease back")),
+              ("waits", "reader", "gives the lease back"), ("leases", "A", "takes a lease"), ("leases", "A", "clears hazard"),
+              ("leases", "A", "forks the segment"), ("leases", "A", "closes"), ("leases", "A", "gives its lease back")),
     "event": (("waits", "owner", "adds to the event"), ("waits", "owner", "wakes")),
     "waiting for a layer": (("waits", "reader", "counts itself in"), ("waits", "reader", "goes to sleep"),
                             ("waits", "reader", "copies a layer"), ("waits", "reader", "counts itself out")),
@@ -66,5 +69,7 @@ POINTS: dict[str, tuple[tuple[str, str, str], ...]] = {
              ("link", "C", "opens its side"), ("link", "C", "goes LIVE")),
     "push": (("link", "A", "opens its side"), ("link", "A", "takes"), ("link", "A", "sets hazard"), ("link", "A", "copies"),
              ("link", "A", "clears hazard"), ("link", "A", "releases"), ("link", "A", "shuts its side")),
+    "link over a dead one": (("leases", "B", "ends a dead one's link"), ("leases", "B", "clears the dead one's leases"),
+                             ("leases", "B", "clears the dead one's hazard"), ("leases", "B", "starts a new serial")),
     "unlink link": (("link", "B", "unlink"), ("link", "B", "force_unlink"), ("link", "B", "closes its side")),
 }

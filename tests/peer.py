@@ -104,7 +104,7 @@ class Peer:
         self._closed = False
         with self._stderr.open("wb") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", str(AGENT)], stdin=subprocess.PIPE,
+                [namespace.python, "-X", "faulthandler", str(AGENT)], stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=stderr, env=namespace.environment(env))
 
     @property
@@ -251,12 +251,13 @@ StartPeer = Callable[..., Peer]
 
 @dataclass
 class Namespace:
-    """A name prefix in /dev/shm that belongs to one test, and the processes that it started."""
+    """A name prefix in /dev/shm that belongs to one test, and the processes that it started, all by one `python`."""
 
     workdir: Path
     name: str = field(default_factory=lambda: f"t{os.getpid():x}-{secrets.token_hex(4)}")
     peers: list[Peer] = field(default_factory=list)
     somebody_died: bool = False
+    python: str = sys.executable
 
     def environment(self, more: dict[str, str]) -> dict[str, str]:
         return {**os.environ, "SHMKV_NAMESPACE": self.name, **more}

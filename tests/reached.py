@@ -4,6 +4,8 @@ The sources are built once more so that gcov counts in them, and the tests run i
 of the crew choose their own number): in this process, in those that they start or fork, in helper threads and signal handlers. What
 is killed from outside loses its counts. Printed are the lines that nothing came by; exit 1 if `unreached.txt` does not explain one.
 The conditions that went one way only are written to `build/instrumented/branches.txt`.
+
+`python tests/reached.py FILE ...` runs these tests alone; with `--go-on` first, the counts of the runs before it are kept.
 """
 from __future__ import annotations
 
@@ -22,10 +24,13 @@ from fuzz import run as fuzz_run
 TESTS = Path(__file__).resolve().parent
 EXPLAINED = TESTS / "unreached.txt"
 BRANCHES = builds.BUILDS / "branches.txt"
-STEMS = ("_copy", "_crew", "_plan", "_core", "_pull", "_futex", "_link", "_link_handle", "_link_record", "_acceptor", "_attached",
-         "_lookup", "_directory", "_index", "_tables", "_rings")
+STEMS = ("_copy", "_crew", "_plan", "_kept_plans", "_blocks", "_core", "_pull", "_lend", "_push", "_wait", "_await", "_flow",
+         "_local", "_within", "_futex", "_lease", "_events", "_link", "_link_handle", "_link_record", "_acceptor", "_attached",
+         "_addresses", "_lookup", "_coverage", "_directory", "_cache_records", "_index", "_tables", "_rings")
 KERNELS = "_kernels.h"
+GO_ON = "--go-on"
 KIND, FLIPS = "coverage", "coverage-flips"  # the second with a word changed after each load: test_fuzz.py
+RACING = "racing.py"
 WANTED = ("test_core.py", "test_copy.py", "test_crew.py", "test_plan.py", "test_pull_calls.py", "test_futex.py",
           "test_thread_queue.py", "test_link_record.py", "test_lookup.py", "test_directory.py", "test_index.py", "test_tables.py",
           "test_mapping.py", "test_scribbled.py", "test_caches.py", "test_link_handle.py", "test_changes_during_pull.py",
@@ -34,7 +39,13 @@ WANTED = ("test_core.py", "test_copy.py", "test_crew.py", "test_plan.py", "test_
           "cases/test_interrupts.py", "cases/test_forks.py", "cases/test_imports.py", "cases/test_waits.py", "test_acceptor.py",
           "test_handlers_in_waits.py", "test_kernels.py", "crash/test_truncated.py", "crash/test_lost_life.py",
           "crash/test_moments.py", "test_fuzz.py::test_no_input_gets_outside_or_hangs",
-          "test_fuzz.py::test_a_word_that_never_agrees_is_damage", "nth_call")
+          "test_fuzz.py::test_a_word_that_never_agrees_is_damage", "nth_call", "test_block_lists.py", "test_lease.py",
+          "test_lend.py", "test_flow.py", "test_push_core.py", "test_heads.py", "crash/test_pushes.py", "cases/test_formats.py",
+          "cases/test_keys_asked_for.py", "processes/test_blocks.py", "processes/test_blocks_during_a_pull.py",
+          "processes/test_prefix_cache.py", "processes/test_views.py", "processes/test_view_ends.py",
+          "processes/test_view_lives.py", "processes/test_forks_of_caches.py", "processes/test_push.py",
+          "processes/test_push_ends.py", "processes/test_waiting.py", "processes/test_waits_that_fail.py",
+          "processes/test_waiting_for_memory.py", "processes/test_streaming.py", "processes/test_async.py", RACING)
 PYTHONS_OWN = ("def ", "cpdef ", "cdef class ", "class ", "@", "#")
 RACES = (("lock", 20_000), ("coverage", 20))
 RACE_DEADLINE_S = 600
@@ -183,16 +194,17 @@ def report(folder: Path, found: line_counts.Lines) -> bool:
     return all((each.file, each.text) in reasons for each in missing)
 
 
-def main(tests: tuple[str, ...]) -> int:
+def main(tests: tuple[str, ...], *, goes_on: bool) -> int:
     folder = builds.build(KIND)
-    for counts in builds.BUILDS.glob(f"{KIND}*/build/**/*.gcda"):
+    for counts in () if goes_on else builds.BUILDS.glob(f"{KIND}*/build/**/*.gcda"):
         counts.unlink()
     where = builds.FIRST
     shutil.rmtree(where, ignore_errors=True)
     where.mkdir()
     env = environment(folder, where)
-    status = run_tests(folder, env, tests or WANTED)
-    status |= 0 if tests else run_races(folder, env)
+    with_pytest = tuple(test for test in tests if test != RACING)
+    status = run_tests(folder, env, with_pytest) if with_pytest else 0
+    status |= run_races(folder, env) if RACING in tests else 0
     found = line_counts.read(folder)
     if (builds.BUILDS / FLIPS).exists():
         line_counts.read(builds.BUILDS / FLIPS, found, without="_futex.pxd")
@@ -201,4 +213,5 @@ def main(tests: tuple[str, ...]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(tuple(sys.argv[1:])))
+    goes_on = GO_ON in sys.argv[1:]
+    sys.exit(main(tuple(test for test in sys.argv[1:] if test != GO_ON) or WANTED, goes_on=goes_on))

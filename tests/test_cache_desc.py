@@ -159,7 +159,9 @@ def test_allocation_refuses(shapes: list[list[int]], named: str) -> None:
 
 
 def test_allocation_accepts_what_just_fits() -> None:
-    CacheDesc.of_tensors([[1, 2**62], [1, 2**62 - 128], [1] * 31], [INT8, INT8, DataType.DT_UINT8]).validate_for_allocation()
+    desc = CacheDesc.of_tensors([[1, 2**62], [1, 2**62 - 128], [1] * 31], [INT8, INT8, DataType.DT_UINT8])
+    desc.validate_for_allocation()
+    assert layout(desc).nbytes < 2**63
 
 
 def test_layout_gives_each_tensor_its_own_place_and_rows() -> None:

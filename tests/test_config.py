@@ -170,6 +170,7 @@ def test_settings_of_nothing_at_all() -> None:
         cache_manager=False,
         remote_accessible=False, local_comm_res="", mem_pool=None, host_mem_pool=None, listen_ip_info="",
         recycle_bytes=None, kernel="auto", nt_threshold=None, copy_threads=None, copy="memory", async_threads=4, max_leases=192,
+        allow_ptrace=False,
     )
     with pytest.raises(FrozenInstanceError):
         settings().kernel = "c"  # type: ignore[misc]
@@ -188,13 +189,14 @@ def test_settings_of_everything() -> None:
     made = settings(
         config.generate_options(), SHMKV_NAMESPACE="a_B-9", SHMKV_RECYCLE_BYTES="0", SHMKV_KERNEL="avx2",
         SHMKV_NT_THRESHOLD="4194304", SHMKV_COPY_THREADS="2", SHMKV_COPY="pread", SHMKV_ASYNC_THREADS="9", SHMKV_MAX_LEASES="7",
+        SHMKV_ALLOW_PTRACE="1",
     )
     assert made == Settings(
         namespace="a_B-9", sync_kv_timeout_ms=20000, enable_switch_role=True, cache_manager=True,
         remote_accessible=True, local_comm_res="", mem_pool=MemPool(100, 10), host_mem_pool=MemPool(7, 16),
         listen_ip_info="127.0.0.1:26000;127.0.0.1:26001", recycle_bytes=0, kernel="avx2",
         nt_threshold=4194304,
-        copy_threads=2, copy="pread", async_threads=9, max_leases=7,
+        copy_threads=2, copy="pread", async_threads=9, max_leases=7, allow_ptrace=True,
     )
 
 
@@ -206,6 +208,13 @@ def test_the_way_to_copy_is_an_option_before_it_is_a_variable() -> None:
             settings(wrong)
     with pytest.raises(LLMParamError, match="SHMKV_COPY must be"):
         settings({}, SHMKV_COPY="PREAD")
+
+
+def test_the_namespace_is_an_option_before_it_is_a_variable() -> None:
+    assert settings({"shmkv.Namespace": "mine"}, SHMKV_NAMESPACE="theirs").namespace == "mine"
+    for wrong in ("", "a b", "x" * 101):
+        with pytest.raises(LLMParamError, match=r"shmkv\.Namespace must be 1 to 100 characters"):
+            settings({"shmkv.Namespace": wrong}, SHMKV_NAMESPACE="theirs")
 
 
 def test_callers_options_are_left_alone() -> None:

@@ -17,6 +17,7 @@ from peer import Namespace
 from reference import Geometry, noise
 
 from shmkv import _link, _pull
+from shmkv._blocks import FROM_ROW, BlockLists
 from shmkv._futex import LockWord
 from shmkv.keys import CacheKey
 
@@ -49,6 +50,14 @@ class Waiting:
         packed = CacheKey(1, 0).packed
         return int(_pull.pull_many(self.pair.handle, [(self.cache, packed, select(), False)] * 2, PATIENT_MS)[1])
 
+    def pull_blocks(self) -> int:
+        """A row into one block."""
+        lists = BlockLists([0], [1], FROM_ROW)
+        return int(_pull.pull_blocks(self.pair.handle, self.cache, CacheKey(1, 0).packed, select(), lists, False, PATIENT_MS))
+
+    def lend(self) -> int:
+        return int(_pull.lend(self.pair.handle, CacheKey(1, 0).packed, select(), False, PATIENT_MS, 192)[0])
+
     def remove(self) -> int:
         return int(self.pair.handle.remove(PATIENT_MS))
 
@@ -70,7 +79,7 @@ def raise_stop() -> None:
     raise Stop
 
 
-@pytest.mark.parametrize("call", ["pull", "pull_many", "remove", "prepared"])
+@pytest.mark.parametrize("call", ["pull", "pull_many", "pull_blocks", "lend", "remove", "prepared"])
 def test_exception_of_a_handler_comes_out_and_nothing_is_kept(waiting: Waiting, call: str) -> None:
     prepared = waiting.prepared()
     work: Callable[[], Any] = (lambda: prepared(CacheKey(1, 0))) if call == "prepared" else getattr(waiting, call)

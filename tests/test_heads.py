@@ -1,6 +1,7 @@
 """Some of the heads of a row: `HeadSlice` in bytes, and its runs against numpy slicing."""
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,15 @@ def test_types_that_no_slice_has(arguments: tuple[Any, ...], name: str) -> None:
 def test_sizes_beyond_64_bits_are_refused() -> None:
     with pytest.raises(LLMParamError, match="src_heads"):
         HeadSlice(1, 2**32 - 1, range(1), range(1)).window([1, 1, 2**31], 0, 16)
+
+
+def test_more_groups_than_a_plan_may_have_are_no_memory() -> None:
+    """A row in two pieces needs a span for each group: refused before any of the GiB is asked for."""
+    groups = (1 << 24) + 2
+    src, dst = [(0, 2 * groups, 2, 1, groups, 1)], [(0, groups, 1, 1, groups, 1)]
+    assert _plan.runs(src, dst, size=groups, window=1, src_period=2) == -errno.ENOMEM
+    few_src, few_dst = [(0, 16, 2, 1, 8, 1)], [(0, 8, 1, 1, 8, 1)]
+    assert _plan.runs(few_src, few_dst, size=8, window=1, src_period=2) == [(2 * number, number, 1) for number in range(8)]
 
 
 def test_slices_are_values() -> None:

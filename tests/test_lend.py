@@ -105,6 +105,21 @@ def test_pread_lends_nothing(namespace: Namespace) -> None:
 
 # -- keys -------------------------------------------------------------------------------------------------------------
 
+@pytest.mark.parametrize(("tensor", "field", "value"), [(0, "rows", 2**40), (3, "offset", 2**40), (3, "inner", 0)])
+def test_tensors_that_no_owner_writes_are_not_lent(pair: Pair, tensor: int, field: str, value: int) -> None:
+    """The first is checked as a whole, one like it by its place."""
+    memory.word(pair.owner.region, "TensorRecord", tensor, "TensorRecord", field).value = value
+    assert ask(pair) == (_plan.DAMAGED, None)
+    assert pair.handle.leases == 0
+
+
+def test_tensors_of_other_forms_are_told_apart(pair: Pair) -> None:
+    assert lend(pair).are_alike
+    memory.word(pair.owner.region, "TensorRecord", 2, "TensorRecord", "dtype").value += 1
+    assert not lend(pair).are_alike
+    assert lend(pair, src_count=2).are_alike
+
+
 def test_keys_are_used_up_as_by_pulls(pair: Pair) -> None:
     assert lend(pair, request(0), consumes=False).is_open
     assert lend(pair, request(0)).is_open

@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 from model import FAULT, Model, Violation, check, explore
 from model_cache import HazardModel
 from model_index import IndexModel, probes_are_over
+from model_leases import LeaseModel
+from model_leases import all_have_ended as all_loans_are_over
+from model_leases import memory_is_given_on as lent_memory_is_given_on
 from model_link import A, B, C, LinkModel, slot_serves
 from model_lock import LockModel, calls_are_over, holder_is_stopped
 from model_members import SWEEPER, Member, MembersModel, all_have_ended
@@ -21,8 +25,10 @@ from model_points import MODELS, POINTS
 from model_publish import PublishModel, reader_has_ended
 from model_rows import CoverageModel
 from model_segments import SegmentsModel, names_are_gone
+from model_table import EXPLORED, row
 from model_waits import WaitModel, memory_is_given_on, wait_has_ended
 
+PAGE = (Path(__file__).resolve().parent.parent / "docs" / "reliability.md").read_text()
 CRASH = frozenset({"crashes"})
 CRASH_OR_STOP = frozenset({"crashes", "stops"})
 TWO_VERSIONS = (Member(1), Member(2, version=1), Member(3, version=1))
@@ -133,10 +139,39 @@ def test_who_waits_for_a_layer_gets_it_or_hears_that_it_will_not_come(by_id: boo
     assert any(state.reader == "asleep" and state.done == 1 for state in explored.states)
 
 
+@pytest.mark.parametrize("lost_life_bytes", [False, True])
+@pytest.mark.parametrize("forks", [False, True])
+def test_what_is_lent_stays_until_it_is_given_back(forks: bool, lost_life_bytes: bool) -> None:
+    explored = check(LeaseModel(forks, lost_life_bytes, ends_in_two_steps=not lost_life_bytes))
+    explored.assert_always_reaches(lent_memory_is_given_on, "the end of the cache")
+    explored.assert_always_reaches(all_loans_are_over, "the end of all loans")
+    first, second = zip(*(state.holders for state in explored.states), strict=True)
+    assert {holder.told for holder in (*first, *second)} == {"", "not_there", "gone", "over"}
+    assert any(state.holders[0].lent and state.holders[0].unlinked for state in explored.states)
+    assert any(state.holders[0].lent and state.holders[1].lent for state in explored.states) == lost_life_bytes
+
+
+def test_a_store_on_its_way_when_a_life_byte_is_lost_can_end_anothers_lease() -> None:
+    """What is left: between two instructions the holder is taken for dead, its record is cleared, claimed and leased again."""
+    with pytest.raises(Violation, match="lease stands until it gives it back itself") as caught:
+        check(LeaseModel(lost_life_bytes=True))
+    assert "loses its life byte" in str(caught.value)
+
+
 def test_living_key_is_found_while_the_index_grows_and_its_owner_may_die() -> None:
     explored = check(IndexModel())
     explored.assert_always_reaches(probes_are_over, "the end of the probes")
     assert any(state.version == 2 and state.seen == 0 for state in explored.states)
+
+
+@pytest.mark.parametrize("name", EXPLORED, ids=[f"{model} {what}" for model, what in EXPLORED])
+def test_the_page_has_the_sizes(name: tuple[str, str]) -> None:
+    assert row(name) in PAGE
+
+
+def test_the_page_counts_the_mistakes() -> None:
+    assert f"{len(EXPLORED)} explorations" in PAGE
+    assert f"{len(MISTAKES)} deliberate" in " ".join(PAGE.split())
 
 
 def _not_found(model: Model[Any], wanted: set[tuple[str, str]]) -> set[tuple[str, str]]:
@@ -217,6 +252,14 @@ MISTAKES: list[tuple[Model[Any], str]] = [
     (WaitModel(clears_hazard_before_lease=True), "memory is not given to another cache"),
     (WaitModel(scans_leases_first=True), "memory is not given to another cache"),
     (WaitModel(no_last_look=True), "A layer that is called good"),
+    (LeaseModel(clears_hazard_before_lease=True), "has leased has its name"),
+    (LeaseModel(scans_leases_first=True), "has leased has its name"),
+    (LeaseModel(scans_before_retiring=True), "has leased has its name"),
+    (LeaseModel(owner_ignores_leases=True), "has leased has its name"),
+    (LeaseModel(word_is_not_read_again=True), "has leased has its name"),
+    (LeaseModel(claims_over_a_lease=True), "has leased has its name"),
+    (LeaseModel(forks=True, ends_before_the_last_look=True), "lease stands until"),
+    (LeaseModel(lost_life_bytes=True, ends_in_two_steps=False, late_end_does_not_look=True), "lease stands until"),
     (IndexModel(no_second_look=True), "key that lives all the time"),
     (IndexModel(switches_before_refill=True), "key that lives all the time"),
     (IndexModel(removal_empties=True), "key that lives all the time"),
@@ -265,6 +308,13 @@ CONSEQUENCES: list[tuple[Model[Any], str, str]] = [
         "All living members use one life",
     ),
     (LinkModel((A, B, C), dead_link_stays_live=True), "A LIVE link", "call of the acceptor holds the word"),
+    (LeaseModel(clears_hazard_before_lease=True), "has its name", "memory is not another cache's"),
+    (LeaseModel(scans_leases_first=True), "has its name", "memory is not another cache's"),
+    (LeaseModel(scans_before_retiring=True), "has its name", "memory is not another cache's"),
+    (LeaseModel(owner_ignores_leases=True), "has its name", "memory is not another cache's"),
+    (LeaseModel(word_is_not_read_again=True), "has its name", "memory is not another cache's"),
+    (LeaseModel(claims_over_a_lease=True), "has its name", "memory is not another cache's"),
+    (LeaseModel(forks=True, ends_before_the_last_look=True), "lease stands until", "has leased has its name"),
 ]
 
 
@@ -291,6 +341,12 @@ def test_dead_leases_that_count_would_keep_memory_for_ever() -> None:
     explored = check(WaitModel(dead_leases_count=True))
     with pytest.raises(Violation, match="stuck"):
         explored.assert_always_reaches(memory_is_given_on, "the end of the cache")
+
+
+def test_dead_views_that_count_would_keep_memory_for_ever() -> None:
+    explored = check(LeaseModel(dead_leases_count=True))
+    with pytest.raises(Violation, match="stuck"):
+        explored.assert_always_reaches(lent_memory_is_given_on, "the end of the cache")
 
 
 def test_side_opened_before_it_is_named_would_lose_the_slot() -> None:

@@ -1,12 +1,14 @@
 """One push inside this process: two directories, a link record, real segments; and tables that nobody writes."""
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import memory
 import numpy as np
 import pytest
+from handlers import Stop, handler_when
 from memory import ACCEPTOR, NO_LIFE_FILE, Owner, Source
 
 from shmkv import _attached, _link, _link_record, _lookup, _plan, _push, segment
@@ -17,6 +19,7 @@ from shmkv._push import Addresses
 PATIENT_MS = 20000
 TENSORS, ROWS, INNER = 4, 2, 64
 ROW = INNER
+HELD_BY_THE_DECODER, WAITERS = 2, 1 << 31
 
 
 class PushPair:
@@ -202,6 +205,43 @@ def test_a_word_that_the_decoder_keeps_is_waited_for_and_counted(pair: PushPair)
     side = _link_record.read(pair.prompt.region, pair.record)["sides"][ACCEPTOR]
     assert (side["open"], side["hazard"], word.value, side["counters"][5]) == (0, 0, 2, 1)
     assert pair.is_untouched()
+
+
+def test_a_handler_that_raises_ends_a_push_that_waits(pair: PushPair) -> None:
+    word = memory.word(pair.prompt.region, "LinkRecord", pair.record, "LinkRecord", "word")
+    word.value = HELD_BY_THE_DECODER
+
+    def stop() -> None:
+        raise Stop
+
+    with handler_when(lambda: bool(word.value & WAITERS), stop), pytest.raises(Stop):
+        pair.push()
+    side = _link_record.read(pair.prompt.region, pair.record)["sides"][ACCEPTOR]
+    assert (side["open"], side["hazard"], word.value, pair.link.users) == (0, 0, HELD_BY_THE_DECODER, 0)
+    assert pair.is_untouched()
+
+
+def test_the_decoders_tables_stay_while_a_push_is_inside(pair: PushPair) -> None:
+    word = memory.word(pair.prompt.region, "LinkRecord", pair.record, "LinkRecord", "word")
+    word.value = HELD_BY_THE_DECODER
+    made, said = Addresses(pair.addresses), []
+    pusher = threading.Thread(target=lambda: said.append(_push.push(pair.link, pair.source, made, 0, 2, 0, 0, None, PATIENT_MS)))
+    pusher.start()
+    memory.wait_until(lambda: bool(word.value & WAITERS), "the push at the word")
+    assert not pair.link.let_go()
+    assert pair.link.directory is not None
+    memory.word(pair.prompt.region, "LinkRecord", pair.record, "LinkRecord", "state").value += 1        # LIVE -> BROKEN
+    pusher.join(10)
+    assert said == [_link.PEER_GONE]
+    assert pair.link.let_go()
+    assert pair.is_untouched()
+
+
+def test_a_link_has_the_decoders_tables_once(pair: PushPair) -> None:
+    assert pair.link.slot == pair.record
+    pair.link.attach(pair.prompt.region, b"/dev/shm/another")
+    assert pair.link.directory is pair.decoder.region
+    assert pair.push() == 0
 
 
 def test_the_decoder_keeps_what_a_push_names(pair: PushPair) -> None:

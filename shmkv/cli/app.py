@@ -13,6 +13,7 @@ from shmkv.cli import demo as demo_command
 from shmkv.cli import gc as gc_command
 from shmkv.cli import info as info_command
 from shmkv.cli import ls as ls_command
+from shmkv.cli import run as run_command
 from shmkv.cli.demo_plan import Plan
 from shmkv.config import Settings
 from shmkv.errors import LLMException
@@ -91,6 +92,18 @@ def demo(
     status = demo_command.show(layers=layers, heads=heads, head_dim=head_dim, tokens=tokens, dtype=dtype.value,
                                requests=requests, decoders=decoders, corrupt=corrupt, json=json)
     raise typer.Exit(status)
+
+
+@app.command("run", context_settings={"allow_interspersed_args": False})
+def run_script(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", show_default=False)],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", show_default=False)] = None,
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as for python -m.")] = False,
+    stub_npu: Annotated[bool, typer.Option("--stub-npu", help="Stand in for torch.npu.set_device and "
+                                           "torchair.llm_datadist.create_npu_tensors as well.")] = False,
+) -> None:
+    """Run a Python program that was written for llm_datadist, as `python SCRIPT ARGS` would."""
+    run_command.become(script, arguments or [], module=module, stub_npu=stub_npu)
 
 
 def run() -> None:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 import shmkv
-from shmkv import _copy, _layout, segment
+from shmkv import _copy, _layout, peer_access, segment
 from shmkv.cli import console
 from shmkv.cluster import choose_kernel
 from shmkv.config import Settings
@@ -35,6 +35,7 @@ def gather() -> dict[str, Any]:
         "shm_total_bytes": segment.total_nbytes(), "shm_free_bytes": segment.free_nbytes(),
         "shmem_huge_pages": _chosen(_text(SHMEM_HUGE_PAGES)), "memory_limit_left_bytes": segment.memory_limit_left(),
         "max_map_count": int(_text(MAX_MAP_COUNT) or 0),
+        "peer_memory_refusal": peer_access.refusal(), "ptrace_scope": peer_access.ptrace_scope(),
     }
 
 
@@ -142,6 +143,7 @@ def _print_facts(out: Console, facts: dict[str, Any]) -> None:
         ("huge pages", f"shmem_enabled is {facts['shmem_huge_pages'] or 'not known to this kernel'}"),
         ("memory limit", _limit_text(facts["memory_limit_left_bytes"])),
         ("vm.max_map_count", str(facts["max_map_count"])),
+        ("peer memory", _reach_text(facts["peer_memory_refusal"])),
     ):
         table.add_row(Text(name, style="bold"), value)
     out.print(table)
@@ -149,3 +151,8 @@ def _print_facts(out: Console, facts: dict[str, Any]) -> None:
 
 def _limit_text(left: int | None) -> str:
     return "no memory cgroup limits this process" if left is None else f"its memory cgroup leaves {console.size(left)}"
+
+
+def _reach_text(refusal: str) -> str:
+    """Of memory that a process registered, without a segment: can others of its user pull from it and push into it?"""
+    return f"not to be reached: {refusal}" if refusal else "registered memory of other processes can be reached"

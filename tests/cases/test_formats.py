@@ -57,6 +57,28 @@ def test_fr_037_a_later_cache_of_another_format_is_remarked_too(pair: tuple[Peer
     assert len(pair[1].call("heard")) == 1
 
 
+def test_fr_037_a_prepared_pull_remarks_it_as_well(pair: tuple[Peer, Peer]) -> None:
+    same, other = allocate(pair, ("HND", "HND")), allocate(pair, ("NHD", "HND"), name="other")
+    pair[1].call("execute", code=f"""
+prepared = agent.dist.kv_cache_manager.prepare_pull(agent.caches["kv"])
+for number in ({same}, {same}, {other}, {other}):
+    prepared(shmkv.CacheKeyByIdAndIndex(1, number, 0))
+""")
+    said = pair[1].call("heard")
+    assert len(said) == 1
+    assert "kv_tensor_format" in said[0]
+
+
+def test_fr_037_own_caches_are_compared_too(pair: tuple[Peer, Peer]) -> None:
+    d = pair[1]
+    number = d.call("allocate", name="from", num_tensors=2, shape=[1, 2, 8], dtype="DT_INT8", kv_format="HND")
+    d.call("allocate", name="into", num_tensors=2, shape=[1, 8, 2], dtype="DT_INT8", kv_format="NHD")
+    d.call("canary", name="into")
+    assert d.attempt("pull", key=by_id(2, number, 0), name="into", strict_format=True).outcome == INVALID
+    assert (d.read("into") == 0x5A).all(), "nothing was written"
+    assert d.attempt("pull", key=by_id(2, number, 0), name="into").outcome == SUCCESS
+
+
 @pytest.mark.parametrize("formats", [("HND", "HND"), (None, "HND"), ("HND", None), (None, None)])
 def test_fr_037_equal_or_missing_formats_are_no_difference(pair: tuple[Peer, Peer], formats: tuple[str | None, str | None]) -> None:
     number = allocate(pair, formats)

@@ -16,7 +16,7 @@ SHAPE: dict[str, Any] = {"num_tensors": 2, "shape": [1, 16384], "dtype": "DT_INT
 
 _KEYS = """
 import random, threading
-from agent import make_key
+from agent_keys import make_key
 manager, KEYS, U64MAX = agent.dist.kv_cache_manager, 6, 2**64 - 1
 def name(epoch, key):
     return make_key(["key", 1, U64MAX, 0, KEYS * epoch + key])

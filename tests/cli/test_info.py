@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shmkv import __version__, _copy, _layout
+from shmkv import __version__, _copy, _layout, peer_access
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -29,6 +29,7 @@ def test_json_has_versions_kernel_and_limits(cli: Any) -> None:
     assert 0 < found["usable_cpus"] <= found["cpu_count"]
     assert 0 < found["shm_free_bytes"] <= found["shm_total_bytes"]
     assert found["max_map_count"] > 0
+    assert (found["peer_memory_refusal"], found["ptrace_scope"]) == (peer_access.refusal(), peer_access.ptrace_scope())
     assert found["cython"] is None or found["cython"].count(".") >= 2
 
 
@@ -48,7 +49,7 @@ def test_variable_that_cannot_be_used_is_one_red_line(cli: Any, variable: str, v
 def test_facts_for_people(cli: Any) -> None:
     done = cli("info")
     assert done.returncode == 0
-    for wanted in (__version__, "copy kernel", "copy threads", "/dev/shm", "vm.max_map_count", "huge pages"):
+    for wanted in (__version__, "copy kernel", "copy threads", "/dev/shm", "vm.max_map_count", "huge pages", "peer memory"):
         assert wanted in done.stdout
 
 

@@ -203,7 +203,7 @@ def test_b18_block_numbers_out_of_range(own: OwnBlocks, argument: str, value: in
 
 @pytest.mark.parametrize("value", [8, 2**32, U64MAX, 2**64, -1])
 def test_b18_every_block_number_counts_also_one_whose_destination_comes_again(own: OwnBlocks, value: int) -> None:
-    own.refuses(LLMParamError, prompt_blocks=[value, 1], decoder_blocks=[2, 2])
+    assert "prompt_blocks" in str(own.refuses(LLMParamError, prompt_blocks=[value, 1], decoder_blocks=[2, 2]))
 
 
 @pytest.mark.parametrize("shape", [[8, 15], [8, 17], [8, 8], [8, 32], [4, 64], [16]], ids=str)
@@ -230,12 +230,13 @@ def test_b18_numbers_of_tensors_are_equal(own: OwnBlocks, num_tensors: int) -> N
     {"batch_index": 1}, {"batch_index": -1}, {"batch_index": 2**32},
 ], ids=str)
 def test_b18_options_out_of_range(own: OwnBlocks, options: dict[str, Any]) -> None:
-    own.refuses(LLMParamError, **options)
+    said = str(own.refuses(LLMParamError, **options))
+    assert "tensors" in said or any(name in said for name in options), said
 
 
 @pytest.mark.parametrize("value", [CacheKey(OWN, U64MAX), CacheKey(OWN, 7, 0, 1)], ids=["padding", "ambiguous"])
 def test_b18_key_of_a_row_has_to_be_usable(own: OwnBlocks, value: CacheKey) -> None:
-    own.refuses(LLMParamError, prompt_cache_key=value, prompt_blocks=[])
+    assert "exactly one of req_id and prefix_id" in str(own.refuses(LLMParamError, prompt_cache_key=value, prompt_blocks=[]))
 
 
 @pytest.mark.parametrize("lists", [
@@ -246,12 +247,13 @@ def test_b18_key_of_a_row_has_to_be_usable(own: OwnBlocks, value: CacheKey) -> N
 ], ids=str)
 def test_b18_a_row_into_blocks_that_do_not_take_it(own: OwnBlocks, lists: dict[str, list[int]]) -> None:
     for key in (ROW_KEY, CacheKeyByIdAndIndex(OWN, own.row.cache_id)):
-        own.refuses(LLMParamError, prompt_cache_key=key, **lists)
+        assert "blocks" in str(own.refuses(LLMParamError, prompt_cache_key=key, **lists))
 
 
 @pytest.mark.parametrize(("blocks", "row"), [([0, 1, 2, 3, 4], 0), ([0], 2), ([8], 0), ([0], 2**32), ([], 0)], ids=str)
 def test_b18_blocks_into_a_row_that_does_not_take_them(own: OwnBlocks, blocks: list[int], row: int) -> None:
-    own.refuses(LLMParamError, decoder_kv_cache=own.into, prompt_blocks=blocks, decoder_blocks=[], batch_index=row)
+    error = own.refuses(LLMParamError, decoder_kv_cache=own.into, prompt_blocks=blocks, decoder_blocks=[], batch_index=row)
+    assert ("batch_index" if row else "blocks") in str(error)
 
 
 def test_b18_refused_row_covers_nothing(own: OwnBlocks) -> None:
@@ -268,7 +270,7 @@ def test_b18_refused_row_covers_nothing(own: OwnBlocks) -> None:
 
 def test_b18_host_destination(own: OwnBlocks) -> None:
     host = KvCache.create_cpu_cache(CacheDesc(4, [8, 16], DataType.DT_INT8, Placement.HOST), [64] * 4)
-    own.refuses(LLMParamError, decoder_kv_cache=host)
+    assert "decoder_kv_cache" in str(own.refuses(LLMParamError, decoder_kv_cache=host))
 
 
 # -- keys and state -----------------------------------------------------------------------------------------------------

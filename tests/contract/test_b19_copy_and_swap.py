@@ -320,9 +320,11 @@ def test_b19_swap_wants_one_host_and_one_device(manager: Any, cache: KvCache, ho
 
 
 def test_b19_swap_of_what_is_no_cache(manager: Any, cache: KvCache, host: Host) -> None:
+    before = host.bytes.copy()
     for nothing in (None, "cache", 1):
         _refuses_swap(manager, TypeError, nothing, host.cache, {0: 1})      # type: ignore[arg-type]
         _refuses_swap(manager, TypeError, cache, nothing, {0: 1})           # type: ignore[arg-type]
+    np.testing.assert_array_equal(host.bytes, before)
 
 
 def test_b19_swap_with_a_deallocated_cache(manager: Any, cache: KvCache, host: Host) -> None:

@@ -26,19 +26,19 @@ pytestmark = [pytest.mark.llm, pytest.mark.timeout(600)]
 def flip_and_compare(decoder: Any, message: dict[str, Any]) -> dict[str, Any]:
     """In the decoder's process: logits of the first step as pulled, with one bit flipped, and as pulled."""
     import torch
-    from smollm2_cache import step
+    from smollm2_batch import step
 
     requests = message["offer"]["requests"]
     cache, _ = decoder.pull(message["offer"], room=1)
-    lengths = cache.filled
+    lengths = cache.lengths
     values = cache.layers[0].values
     bits = values.view({4: torch.int32, 2: torch.int16}[values.element_size()])
     # Both formats begin with the sign and 8 bits of exponent; the last but one of these is a factor of 4.
     flip = 1 << (8 * values.element_size() - 8)
-    place = (message["row"], int(lengths[message["row"]]) - 1, 0, 0)
+    place = (message["row"], lengths[message["row"]] - 1, 0, 0)
 
     def first_step() -> Any:
-        cache.set_filled(lengths)
+        cache.set_lengths(lengths)
         return step(decoder.model, cache, [request["first_token"] for request in requests])
 
     before = first_step()
@@ -58,14 +58,16 @@ def flip_and_compare(decoder: Any, message: dict[str, Any]) -> dict[str, Any]:
 def compare_with_own_prefill(decoder: Any, message: dict[str, Any]) -> dict[str, Any]:
     """In the decoder's process: are the pulled bytes those that it would compute, and nothing beyond?"""
     import torch
-    from smollm2_cache import InPlaceCache, prefill
+    from smollm2_batch import prefill
+
+    from shmkv.integrations.transformers import ShmCache
 
     pulled, _ = decoder.pull(message["offer"], room=4)
     prompts = [request["token_ids"] for request in message["offer"]["requests"]]
     lengths = list(map(len, prompts))
-    ours = [tensor for layer in pulled.layers for tensor in (layer.keys, layer.values)]
-    own = [torch.zeros_like(tensor[:, : max(lengths)]) for tensor in ours]
-    first = prefill(decoder.model, InPlaceCache(own), prompts)
+    computed = ShmCache(decoder.model, decoder.engine.kv_cache_manager, max(lengths), len(lengths))
+    first = prefill(decoder.model, computed, prompts)
+    ours, own = ([tensor for layer in cache.layers for tensor in (layer.keys, layer.values)] for cache in (pulled, computed))
     filled = [(row, slice(0, length)) for row, length in enumerate(lengths)]
     beyond = [(row, slice(length, None)) for row, length in enumerate(lengths)]
     return {

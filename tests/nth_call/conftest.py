@@ -12,6 +12,7 @@ import pytest
 from block_lives import peer_blocks
 from lives import Reports, RunPositions, peer_commands
 from peer import Namespace, Peer, StartPeer
+from private_lives import peer_memory
 
 HERE = Path(__file__).parent
 RUN_DEADLINE_S = 300
@@ -35,6 +36,7 @@ def healthy(prompt: StartPeer) -> Peer:
     for command, arguments in peer_commands():
         peer.call(command, **arguments)
     peer.call("execute", code=peer_blocks())
+    peer.call("execute", code=peer_memory())
     return peer
 
 

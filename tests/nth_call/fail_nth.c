@@ -23,6 +23,7 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #define CALLER __builtin_return_address(0)
@@ -355,6 +356,18 @@ int madvise(void *address, size_t nbytes, int advice)
     if (number) FAIL(-1);
     return (int)syscall(SYS_madvise, address, nbytes, advice);
 }
+
+/* Into and out of another process: of extensions alone, as all of it. */
+#define PROCESS_VM(name)                                                                                \
+    ssize_t name(pid_t pid, const struct iovec *mine, unsigned long count, const struct iovec *theirs,  \
+                 unsigned long their_count, unsigned long flags)                                        \
+    {                                                                                                   \
+        DECIDE_ONCE(#name, -1, NULL, ENOMEM, EPERM, EINTR);                                             \
+        if (number) FAIL(-1);                                                                           \
+        return REAL(name)(pid, mine, count, theirs, their_count, flags);                                \
+    }
+PROCESS_VM(process_vm_readv)
+PROCESS_VM(process_vm_writev)
 
 int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*body)(void *), void *argument)
 {

@@ -10,6 +10,8 @@ import memory
 from block_lives import BlockLife
 from lend_lives import LendLife
 from lives import Life
+from private_lives import PrivateLife
+from push_lives import PushLife, invite
 
 from shmkv import _copy
 from shmkv._futex import LockWord
@@ -122,5 +124,8 @@ SCENARIOS: dict[str, Scenario] = {
     "copy_blocks": Scenario(("copy_blocks", "copy_in_turn"), ("init", "link", "register", "pull_blocks"), kind=BlockLife),
     "swap_blocks": Scenario(("swap_blocks",), (*HOLDING, "link", "pull_blocks"), kind=BlockLife),
     "swap_blocks by address": Scenario(("swap_by_address",), HOLDING, kind=BlockLife),
+    "private memory": Scenario(("pull_private", "push_private"), ("init", "link"), kind=PrivateLife),
+    "push": Scenario(("push", "push_blocks"), ("init", "allocate_source"), role="PROMPT", prepare=invite, kind=PushLife),
+    "push to its own": Scenario(("push_own",), ("init", "allocate_source", "allocate_target"), role="PROMPT", kind=PushLife),
     "a whole life, again": Scenario((*LINKED, "pull_small", "deallocate", "unlink", "finalize", "init", "link", "finalize")),
 }

@@ -104,6 +104,21 @@ def test_a_decoder_that_comes_back_is_reached_again(prompt: StartPeer, decoder: 
     np.testing.assert_array_equal(again.read("dst")[:, :, 0], source.read("src")[:, :, 0])
 
 
+def test_a_decoder_that_comes_back_in_another_record_is_reached_again(prompt: StartPeer, decoder: StartPeer) -> None:
+    """The record of the dead one still says that its link lives, since nobody has needed it."""
+    source, other, target = prompt(), decoder(3), decoder()
+    addresses = start(source, target)
+    source.call("push", name="src", configs=[[2, addresses]])
+    assert source.call("results") == [OK]
+    other.call("unlink", ids=[1])
+    target.kill()
+    again = decoder()
+    again.call("allocate", name="dst", num_tensors=4, shape=(2, 8))
+    source.call("push", name="src", configs=[[2, again.call("addresses", name="dst")]])
+    assert source.call("results") == [OK]
+    np.testing.assert_array_equal(again.read("dst")[:, :, 0], source.read("src")[:, :, 0])
+
+
 def test_a_stopped_decoder_is_not_dead(prompt: StartPeer, decoder: StartPeer) -> None:
     source, target = prompt(), decoder()
     base = start(source, target)

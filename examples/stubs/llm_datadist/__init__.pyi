@@ -1,0 +1,2 @@
+# For type checkers: what programs import as llm_datadist is shmkv.
+from shmkv import *

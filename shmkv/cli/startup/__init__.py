@@ -1,0 +1,1 @@
+"""`shmkv run` puts this folder on PYTHONPATH, so that every Python that the program starts finds the names, too."""

@@ -1,0 +1,53 @@
+"""What this connector was written against: the calls of vLLM's base class, with the names of their parameters.
+
+vLLM says of that class that it may change. `differences` compares it with what is here, so that a newer vLLM fails in a test with a
+sentence, and not in an engine with wrong tokens. Knows no vLLM: the class is given.
+"""
+from __future__ import annotations
+
+import inspect
+
+TESTED_VERSIONS = "vllm >= 0.32, < 0.33"
+
+# Calls that a connector must have.
+ABSTRACT = {
+    "start_load_kv": ("forward_context", "kwargs"),
+    "wait_for_layer_load": ("layer_name",),
+    "save_kv_layer": ("layer_name", "kv_layer", "attn_metadata", "kwargs"),
+    "wait_for_save": (),
+    "get_num_new_matched_tokens": ("request", "num_computed_tokens"),
+    "update_state_after_alloc": ("request", "blocks", "num_external_tokens"),
+    "build_connector_meta": ("scheduler_output",),
+}
+# Calls that it may have, and this one has.
+OPTIONAL = {
+    "__init__": ("vllm_config", "role", "kv_cache_config"),
+    "register_kv_caches": ("kv_caches",),
+    "handle_preemptions": ("kv_connector_metadata",),
+    "get_finished": ("finished_req_ids",),
+    "get_block_ids_with_load_errors": (),
+    "request_finished": ("request", "block_ids"),
+    "get_kv_connector_stats": (),
+    "build_kv_connector_stats": ("data",),
+    "build_prom_metrics": ("vllm_config", "metric_types", "labelnames", "per_engine_labelvalues"),
+    "requires_piecewise_for_cudagraph": ("extra_config",),
+    "reset_cache": (),
+    "shutdown": (),
+}
+
+
+def differences(base: type) -> list[str]:
+    """What is otherwise in a base class, one sentence each; [] if nothing is."""
+    found: list[str] = []
+    abstract = set(getattr(base, "__abstractmethods__", ()))
+    found += [f"{name} is abstract now and ShmkvConnector was written without it" for name in sorted(abstract - ABSTRACT.keys())]
+    found += [f"{name} is not abstract any more: does vLLM still call it?" for name in sorted(ABSTRACT.keys() - abstract)]
+    for name, expected in {**ABSTRACT, **OPTIONAL}.items():
+        call = getattr(base, name, None)
+        if call is None:
+            found.append(f"{name} is gone: vLLM does not call it any more")
+            continue
+        names = tuple(name for name in inspect.signature(call).parameters if name != "self")
+        if names != expected:
+            found.append(f"{name} takes ({', '.join(names)}), ShmkvConnector was written for ({', '.join(expected)})")
+    return [f"{sentence} (written for {TESTED_VERSIONS})" for sentence in found]

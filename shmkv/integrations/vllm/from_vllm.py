@@ -1,0 +1,108 @@
+"""From vLLM's configuration, requests and tensors to plain values. Knows vLLM and torch, and no cluster."""
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+import vllm
+
+from shmkv.errors import LLMParamError
+from shmkv.integrations.vllm.block_keys import Media, Prompt
+from shmkv.integrations.vllm.identity import CacheIdentity
+from shmkv.integrations.vllm.layers import Bytes
+from shmkv.integrations.vllm.plans import ScheduledRequest
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig
+    from vllm.v1.request import Request
+
+
+def check_supported(config: VllmConfig, caches: KVCacheConfig) -> None:
+    """LLMParamError for an engine whose blocks cannot be moved, naming what to change."""
+    parallel = config.parallel_config
+    found = {name: getattr(parallel, name, 1) for name in ("pipeline_parallel_size", "decode_context_parallel_size",
+                                                           "prefill_context_parallel_size")}
+    for name, size in found.items():
+        if size != 1:
+            raise LLMParamError(f"ShmkvConnector needs {name} 1, got {size}")
+    if config.device_config.device_type != "cpu":
+        raise LLMParamError("ShmkvConnector moves blocks in memory of the CPU, this engine's are on "
+                            f"{config.device_config.device_type!r}")
+    if len(caches.kv_cache_groups) != 1:
+        raise LLMParamError(f"ShmkvConnector needs a model whose layers share one kind of cache, this one has "
+                            f"{len(caches.kv_cache_groups)} KV cache groups: --disable-hybrid-kv-cache-manager makes one of them "
+                            "where vLLM can")
+    spec = spec_of(caches)
+    if not hasattr(spec, "num_kv_heads"):
+        raise LLMParamError(f"ShmkvConnector moves blocks of attention, this model has {type(spec).__name__}")
+
+
+def spec_of(caches: KVCacheConfig) -> AttentionSpec:
+    """What the blocks of the one group are."""
+    spec: Any = caches.kv_cache_groups[0].kv_cache_spec
+    return spec
+
+
+def identity_of(config: VllmConfig, caches: KVCacheConfig) -> CacheIdentity:
+    """The same in scheduler and worker, and in every engine that computes the same blocks."""
+    model, spec = config.model_config, spec_of(caches)
+    settings = json.dumps(model.hf_config.to_dict(), sort_keys=True, default=str)
+    return CacheIdentity(
+        model=f"{model.model}@{model.revision}", model_digest=hashlib.sha256(settings.encode()).hexdigest()[:16],
+        weights=f"{model.dtype}, quantization {model.quantization}", cache_dtype=str(spec.dtype),
+        layout=str(caches.kv_cache_layout), attention=_attention(config, caches), engine=vllm.__version__,
+        block_size=spec.block_size, block_nbytes=spec.page_size_bytes, num_layers=len(caches.kv_cache_groups[0].layer_names),
+        num_kv_heads=spec.num_kv_heads, head_size=spec.head_size, num_shards=config.parallel_config.tensor_parallel_size)
+
+
+def _attention(config: VllmConfig, caches: KVCacheConfig) -> str:
+    """The instruction set that vLLM's attention packs a block for. The processor's own ones too, if vLLM does not tell."""
+    spec = spec_of(caches)
+    try:
+        from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+        return str(_get_attn_isa(config.model_config.dtype, spec.block_size, spec.head_size, config.cache_config.cache_dtype))
+    except ImportError:
+        return f"unknown, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def prompt_of(request: Request) -> Prompt | None:
+    """What the blocks of a request depend on; None for a prompt that is not made of tokens."""
+    if request.prompt_token_ids is None or request.prompt_embeds is not None:
+        return None
+    adapter = request.lora_request
+    lora = None if adapter is None else (adapter.lora_name, adapter.lora_path)
+    media = tuple(Media(str(each.identifier), each.mm_position.offset, each.mm_position.length)
+                  for each in request.mm_features or ())
+    return Prompt(request.prompt_token_ids, request.cache_salt, lora, media)
+
+
+def scheduled_of(output: SchedulerOutput) -> list[ScheduledRequest]:
+    """The requests of a step, new ones and others."""
+    counts = output.num_scheduled_tokens
+    new = [ScheduledRequest(each.req_id, list(each.block_ids[0]), True, each.num_computed_tokens, counts[each.req_id])
+           for each in output.scheduled_new_reqs]
+    others = output.scheduled_cached_reqs
+    return new + [
+        ScheduledRequest(req_id, list(block_ids[0]) if block_ids is not None else [], req_id in others.resumed_req_ids, computed,
+                         counts[req_id])
+        for req_id, block_ids, computed in zip(others.req_ids, others.new_block_ids, others.num_computed_tokens, strict=True)]
+
+
+def bytes_of(tensors: dict[str, torch.Tensor], num_blocks: int) -> dict[str, Bytes]:
+    """The tensors of all layers as [blocks, bytes of a block], the same memory. Layers that share a tensor are there once."""
+    layers: dict[str, Bytes] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        if tensor.shape[0] != num_blocks or not tensor[0].is_contiguous():
+            raise LLMParamError(f"the tensor of layer {name!r} is {tuple(tensor.shape)} with strides {tensor.stride()}: "
+                                f"ShmkvConnector needs {num_blocks} blocks, each in one piece")
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            rows = torch.as_strided(tensor, (num_blocks, tensor[0].numel()), (tensor.stride(0), 1))
+            layers[name] = rows.view(torch.uint8).numpy()
+    return layers

@@ -1,0 +1,152 @@
+"""Brings blocks of others into the engine's own, layer by layer, on a thread of its own.
+
+Each pull has a deadline inside the library and each load one here, so that a load always ends: by then its blocks hold what they
+should, or it has failed. Nothing is written into blocks of a load that has ended.
+"""
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from shmkv.errors import LLMException
+from shmkv.integrations.vllm.block_keys import cache_key, key_words
+from shmkv.integrations.vllm.counters import Counters
+from shmkv.integrations.vllm.endpoint import Endpoint, Piece
+from shmkv.integrations.vllm.layers import Layers
+from shmkv.integrations.vllm.plans import Load
+from shmkv.kv_cache import KvCache
+
+Find = Callable[[tuple[int, int]], "int | None"]
+
+log = logging.getLogger("shmkv")
+
+
+@dataclass
+class _Pulls:
+    """What is left of one load: the pieces of each cluster, or why it failed."""
+
+    load: Load
+    by_cluster: dict[int, list[Piece]]
+    failure: str = ""
+
+
+class LoadJob:
+    """Several loads that go on together, layer by layer."""
+
+    def __init__(self, loads: Sequence[Load], num_layers: int, deadline_s: float) -> None:
+        self.loads = tuple(loads)
+        self.num_layers = num_layers
+        self.deadline_s = deadline_s
+        self.failed: list[Load] = []
+        self._done = 0
+        self._is_over = False
+        self._moved = threading.Condition()
+
+    def layer_done(self) -> None:
+        with self._moved:
+            self._done += 1
+            self._moved.notify_all()
+
+    def over(self) -> None:
+        with self._moved:
+            self._is_over = True
+            self._moved.notify_all()
+
+    @property
+    def is_over(self) -> bool:
+        """Has it ended, well or not?"""
+        return self._is_over
+
+    def wait(self, layer: int | None = None) -> None:
+        """Until a layer is there, or, without one, until all of it is over."""
+        with self._moved:
+            self._moved.wait_for(lambda: self._is_over or (layer is not None and self._done > layer))
+
+
+class Loader:
+    """A queue of jobs and the thread that does them, made at the first one. `find(words)`: the cluster that has a block now."""
+
+    def __init__(self, endpoint: Endpoint, layers: Layers, into: KvCache, shard: int, find: Find, counters: Counters) -> None:
+        self._endpoint = endpoint
+        self._layers = layers
+        self._into = into
+        self._shard = shard
+        self._find = find
+        self._counters = counters
+        self._jobs: queue.SimpleQueue[LoadJob | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, loads: Sequence[Load]) -> LoadJob:
+        """Start loading; what is returned tells how far it is."""
+        job = LoadJob(loads, len(self._layers.names), time.monotonic() + self._endpoint.settings.timeout_ms / 1000)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="shmkv-vllm-load", daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+        return job
+
+    def close(self) -> None:
+        """Finish what was begun. Twice is no error."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        while True:
+            job = self._jobs.get()
+            if job is None:
+                return
+            try:
+                self._do(job)
+            except Exception:
+                # Whatever it was, the engine has to hear of it and compute these blocks itself.
+                log.exception("loading blocks")
+                job.failed = list(job.loads)
+            finally:
+                job.over()
+
+    def _do(self, job: LoadJob) -> None:
+        begun_ns = time.perf_counter_ns()
+        pulls = [self._pulls(load) for load in job.loads]
+        for layer in range(job.num_layers):
+            for each in pulls:
+                if not each.failure:
+                    self._pull(each, layer, job)
+            job.layer_done()
+        nbytes = self._layers.block_nbytes * job.num_layers
+        for each in pulls:
+            count = len(each.load.blocks)
+            if each.failure:
+                job.failed.append(each.load)
+                self._counters.add(failed_blocks=count)
+                log.warning("blocks of request %s were not loaded and have to be computed: %s", each.load.request_id, each.failure)
+            else:
+                self._counters.add(loaded_blocks=count, loaded_bytes=count * nbytes)
+        self._counters.add(load_ns=time.perf_counter_ns() - begun_ns)
+
+    def _pulls(self, load: Load) -> _Pulls:
+        """Where the blocks are. The last one first, so that the beginning of a prompt counts as the most recently used."""
+        pulls = _Pulls(load, {})
+        for place in reversed(load.blocks):
+            words = key_words(place.block_hash, self._shard)
+            cluster_id = self._find(words)
+            if cluster_id is None:
+                pulls.failure = f"block {place.block_hash.hex()} is not there any more"
+                return pulls
+            pulls.by_cluster.setdefault(cluster_id, []).append(Piece(cache_key(cluster_id, words), place.block_id))
+        return pulls
+
+    def _pull(self, pulls: _Pulls, layer: int, job: LoadJob) -> None:
+        try:
+            for pieces in pulls.by_cluster.values():
+                if time.monotonic() >= job.deadline_s:
+                    pulls.failure = f"the load took longer than {self._endpoint.settings.timeout_ms} ms, to layer {layer}"
+                    return
+                self._endpoint.pull(pieces, self._into, layer)
+        except LLMException as error:
+            pulls.failure = f"layer {layer}: {error}"

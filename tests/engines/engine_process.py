@@ -1,0 +1,136 @@
+"""The program of an Engine: one vLLM engine, its core in this very process. Reads a JSON command a line, answers a JSON line.
+
+Started as ``engine_process.py {"model": ..., "connector": {...} or null, ...}``.
+"""
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from typing import Any
+
+ANSWERS = os.dup(1)
+os.dup2(2, 1)               # what vLLM prints is no answer
+
+from vllm import LLM, SamplingParams  # noqa: E402
+from vllm.config import KVTransferConfig  # noqa: E402
+
+
+class EngineAgent:
+    """One method a command."""
+
+    def __init__(self, model: str, connector: dict[str, Any] | None, **options: Any) -> None:
+        transfer = None if connector is None else KVTransferConfig(
+            **{"kv_connector": "ShmkvConnector", "kv_connector_module_path": "shmkv.integrations.vllm", **connector})
+        self.llm = LLM(model, kv_transfer_config=transfer, enforce_eager=True, dtype="bfloat16", skip_tokenizer_init=True,
+                       disable_log_stats=False, **options)
+        self.core = self.llm.llm_engine.engine_core.engine_core
+        self.counts: dict[str, int] = {}
+        self._watch_counts()
+
+    def _watch_counts(self) -> None:
+        """Add up what the connector gives to vLLM, on its way there."""
+        update = self.core.scheduler.update_from_output
+
+        def updated(scheduled: Any, output: Any) -> Any:
+            for outputs in (given := update(scheduled, output)).values():
+                stats = outputs.scheduler_stats
+                for name, count in ((stats and stats.kv_connector_stats) or {}).items():
+                    self.counts[name] = self.counts.get(name, 0) + count
+            return given
+
+        self.core.scheduler.update_from_output = updated
+
+    def generate(self, prompts: list[list[int]], max_tokens: int, salt: str | None = None) -> list[list[int]]:
+        """Greedy continuations, all prompts in one batch."""
+        wanted = [{"prompt_token_ids": prompt, **({} if salt is None else {"cache_salt": salt})} for prompt in prompts]
+        outputs = self.llm.generate(wanted, SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False),
+                                    use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    def each(self, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+        """The same, one after the other."""
+        return [self.generate([prompt], max_tokens)[0] for prompt in prompts]
+
+    def timed(self, prompt: list[int], max_tokens: int) -> list[float]:
+        """Seconds from a request's beginning to its first and to its last token."""
+        engine = self.llm.llm_engine
+        begun = time.perf_counter()
+        engine.add_request("timed", {"prompt_token_ids": prompt},
+                           SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False))
+        first = 0.0
+        while engine.has_unfinished_requests():
+            outputs = engine.step()
+            if outputs and outputs[0].outputs[0].token_ids and not first:
+                first = time.perf_counter() - begun
+        return [first, time.perf_counter() - begun]
+
+    def abort(self, prompts: list[list[int]], steps: int) -> int:
+        """Begin all of them, make some steps, give them up: how many are left."""
+        engine = self.llm.llm_engine
+        ids = []
+        for number, prompt in enumerate(prompts):
+            ids.append(engine.add_request(f"abort-{number}", {"prompt_token_ids": prompt},
+                                          SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, detokenize=False)))
+        for _ in range(steps):
+            engine.step()
+        engine.abort_request([each or f"abort-{number}" for number, each in enumerate(ids)], internal=True)
+        while engine.has_unfinished_requests():
+            engine.step()
+        return len(self.core.scheduler.requests)
+
+    def reset_local(self) -> bool:
+        """Forget vLLM's own prefix cache."""
+        return bool(self.core.scheduler.reset_prefix_cache())
+
+    def reset_shared(self) -> bool:
+        return bool(self.core.scheduler.reset_connector_cache())
+
+    def counted(self) -> dict[str, int]:
+        """What the connector has counted so far."""
+        return self.counts
+
+    def connector(self) -> Any:
+        return self.core.scheduler.connector
+
+    def state(self) -> dict[str, Any]:
+        """What the connector keeps."""
+        connector = self.connector()
+        shared = connector._shared
+        blocks = self.core.scheduler.kv_cache_manager.block_pool
+        return {"cluster_id": shared.endpoint.cluster_id, "peers": list(shared.peers.usable),
+                "stats": shared.endpoint.manager.stats(), "notes": len(connector._scheduler),
+                "free_blocks": blocks.get_num_free_blocks()}
+
+    def execute(self, code: str) -> Any:
+        scope: dict[str, Any] = {"agent": self, "result": None}
+        exec(code, scope)
+        return scope["result"]
+
+
+def main() -> None:
+    answers = os.fdopen(ANSWERS, "w")
+    agent = None
+    try:
+        agent = EngineAgent(**json.loads(sys.argv[1]))
+        answer: dict[str, Any] = {"value": "ready"}
+    except BaseException as error:
+        traceback.print_exc()
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    print(json.dumps(answer), file=answers, flush=True)
+    for line in sys.stdin:
+        name, arguments = json.loads(line)
+        try:
+            answer = {"value": getattr(agent, name)(**arguments)}
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
+    if agent is not None:
+        agent.llm.llm_engine.engine_core.shutdown()
+
+
+if __name__ == "__main__":
+    main()

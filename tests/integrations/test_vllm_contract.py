@@ -1,0 +1,73 @@
+"""The comparison with vLLM's base class: what it says of one that is as it was, and of one that is not. Without vLLM."""
+from __future__ import annotations
+
+import logging
+import logging.handlers
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import pytest
+
+from shmkv.integrations import vllm
+from shmkv.integrations.vllm.contract import ABSTRACT, OPTIONAL, TESTED_VERSIONS, differences
+from shmkv.integrations.vllm.vllm_log import speak_in_vllms_log
+
+
+def base_class(**changes: Callable[..., None] | None) -> type:
+    """A class like vLLM's, with some calls changed or, with None, left out."""
+    calls: dict[str, Callable[..., None]] = {}
+    for name, parameters in {**ABSTRACT, **OPTIONAL}.items():
+        scope: dict[str, Callable[..., None]] = {}
+        exec(f"def call({', '.join(('self', *parameters))}): pass", scope)
+        calls[name] = abstractmethod(scope["call"]) if name in ABSTRACT else scope["call"]
+    calls.update({name: call for name, call in changes.items() if call is not None})
+    return type("Base", (ABC,), {name: call for name, call in calls.items() if changes.get(name, call) is not None})
+
+
+def test_a_base_class_as_it_was() -> None:
+    assert differences(base_class()) == []
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"wait_for_save": lambda self: None}, "wait_for_save is not abstract any more: does vLLM still call it?"),
+    ({"wait_for_save": abstractmethod(lambda self, layers: None)},
+     "wait_for_save takes (layers), ShmkvConnector was written for ()"),
+    ({"wait_for_event": abstractmethod(lambda self: None)},
+     "wait_for_event is abstract now and ShmkvConnector was written without it"),
+    ({"get_finished": None}, "get_finished is gone: vLLM does not call it any more"),
+])
+def test_what_changed_is_said_in_a_sentence(changes: dict[str, Callable[..., None] | None], said: str) -> None:
+    assert differences(base_class(**changes)) == [f"{said} (written for {TESTED_VERSIONS})"]
+
+
+def hears(monkeypatch: pytest.MonkeyPatch, name: str) -> logging.handlers.BufferingHandler:
+    """The only handler of a logger, for this test."""
+    handler = logging.handlers.BufferingHandler(100)
+    monkeypatch.setattr(logging.getLogger(name), "handlers", [handler])
+    return handler
+
+
+def test_words_go_where_those_of_vllm_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = logging.getLogger("shmkv")
+    theirs = hears(monkeypatch, "vllm")
+    monkeypatch.setattr(own, "handlers", [logging.NullHandler()])
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setattr(own, "level", own.level)
+    monkeypatch.setattr(logging.getLogger("vllm"), "level", logging.INFO)
+    for _ in range(2):
+        speak_in_vllms_log()
+    own.info("said once")
+    assert [record.getMessage() for record in theirs.buffer] == ["said once"]
+    logging.Manager._clear_cache(own.manager)       # which levels it lets through: not for other tests
+
+
+def test_words_that_somebody_hears_already_go_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, theirs = hears(monkeypatch, "shmkv"), hears(monkeypatch, "vllm")
+    speak_in_vllms_log()
+    logging.getLogger("shmkv").warning("mine")
+    assert (len(mine.buffer), len(theirs.buffer)) == (1, 0)
+
+
+def test_the_package_needs_no_vllm_before_the_connector_is_asked_for() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Connector'"):
+        _ = vllm.Connector
