@@ -46,8 +46,8 @@ BUDGETS = [
     Budget("prefill", "ns after the last layer", 2_000_000),
     Budget("prefill", "streamed/whole", 0.50),
     Budget("8 waits", "wake-ups a second", 0),
-    Budget("push", "ours/C", 1.10),
-    Budget("push", "push/pull", 1.10),
+    Budget("push", "ours/C", 1.25),
+    Budget("push", "push/pull", 1.25),
 ]
 
 

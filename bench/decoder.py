@@ -17,7 +17,7 @@ import shmkv
 IDLE_MODEL = 77             # of keys that nobody binds
 WAIT_MS = 100_000
 ASK_S = 0.001
-SETTLE_S = 0.1              # until all threads sleep
+SETTLE_S = 0.3              # until all threads sleep
 
 
 class Decoder:

@@ -42,10 +42,11 @@ class Prefill:
             memory[:] = memory.copy()
 
     def mark(self, cache_id: int, layer: int, pause_ms: int, *, publish: bool = True) -> int:
-        """After a pause, in which who waits falls asleep, compute a layer and mark it. Answers when it was marked."""
+        """Compute a layer for so long, while who waits falls asleep, and mark it. Answers when it was marked."""
         cache = self._caches[cache_id]
-        time.sleep(pause_ms / 1000)
-        self._compute(cache, layer)
+        end = time.monotonic_ns() + pause_ms * 1_000_000
+        while time.monotonic_ns() < end:
+            self._compute(cache, layer)
         marked = time.monotonic_ns()
         if publish:
             self._manager.publish(cache, layers=layer + 1)
@@ -59,8 +60,9 @@ class Prefill:
         done = self._manager.layer_publisher(cache) if by_layer else None
         begin = marked = time.monotonic_ns()
         for layer in range(layers):
-            self._compute(cache, layer)
-            time.sleep(max(0.0, (begin - time.monotonic_ns()) / 1e9 + (layer + 1) * layer_ms / 1000))
+            end = begin + (layer + 1) * layer_ms * 1_000_000
+            while time.monotonic_ns() < end:
+                self._compute(cache, layer)
             marked = time.monotonic_ns()
             if done is not None:
                 done(layer)

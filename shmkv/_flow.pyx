@@ -17,7 +17,7 @@ from shmkv._await cimport (
     progress_of,
     sleep_for,
 )
-from shmkv._copy cimport MOVE_DIRECT, move
+from shmkv._copy cimport MOVE_DIRECT, move_part
 from shmkv._core cimport (
     BY_KEY,
     Request,
@@ -195,7 +195,8 @@ cdef int copy_piece(Flow* flow, Link* link, Local* dst, uint32_t wanted) noexcep
         status = make_plan(link, &piece, &flow.found.copy, segment.nbytes, dst, &plan)
     if status == 0:
         looker.link, looker.wait = link, &piece.wait
-        status = move(plan, segment.address, segment.fd, dst.base, MOVE_DIRECT, look_while_copying, &looker)
+        status = move_part(plan, plan.nbytes // wanted * flow.count, segment.address, segment.fd, dst.base, MOVE_DIRECT,
+                           look_while_copying, &looker)
     flow.want.wait.signals_ns = piece.wait.signals_ns
     if status == 0:
         crash_point(b"piece-copied")
