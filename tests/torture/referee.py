@@ -219,7 +219,7 @@ class Referee:
                 self.seen.held_by_peer += held
                 held_itself = self.directories.is_held_in(number)[0]
                 self.seen.holding += held_itself
-                self.seen.pushing += held_itself and self.board.fields[number, Field.CALL] != Call.UNLINK
+                self.seen.pushing += held_itself and int(self.board.fields[number, Field.CALL]) != Call.UNLINK
             else:
                 self.seen.holding += self.directories.is_held_by_decoder(incarnation(self.board, number))
             if life.reap() != signal.SIGKILL:
