@@ -12,4 +12,4 @@ cdef class AcceptedLink(LinkEnd):
     cdef readonly uint32_t slot     # of the record
     cdef readonly uint64_t serial
     cdef readonly uint64_t cluster_id       # the peer's
-    cdef int end_in_turn(self, int64_t timeout_ms)
+    cdef int end_in_turn(self, int64_t timeout_ms) noexcept

@@ -144,7 +144,8 @@ cdef class AcceptedLink(LinkEnd):
         end_link(link.record, make_word(link.serial, LINK_LIVE), LINK_REMOVED)      # nobody to wait for, or who could be
         return True
 
-    cdef int end_in_turn(self, int64_t timeout_ms):
+    cdef int end_in_turn(self, int64_t timeout_ms) noexcept:
+        """The status comes back, whatever exception of a signal handler is pending."""
         cdef Link* link = &self.link
         cdef Patience wait
         cdef int status

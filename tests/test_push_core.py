@@ -1,6 +1,8 @@
 """One push inside this process: two directories, a link record, real segments; and tables that nobody writes."""
 from __future__ import annotations
 
+import errno
+import resource
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -90,6 +92,20 @@ def test_by_system_calls_nothing_is_mapped(name: str) -> None:
     assert pair.push() == 0
     np.testing.assert_array_equal(pair.written[:, 0], pair.bytes[:, 0, 0])
     assert memory.mapped(f"{pair.prefix}1") == before
+    pair.close()
+
+
+def test_a_write_that_the_system_refuses_ends_a_push(name: str) -> None:
+    """No byte of the segment may be written: by a limit here, by a full file system elsewhere."""
+    pair = PushPair(name, by_system_calls=True)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        status = pair.push()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert status == -errno.EFBIG
+    assert pair.is_untouched()
     pair.close()
 
 
@@ -219,6 +235,19 @@ def test_a_handler_that_raises_ends_a_push_that_waits(pair: PushPair) -> None:
     side = _link_record.read(pair.prompt.region, pair.record)["sides"][ACCEPTOR]
     assert (side["open"], side["hazard"], word.value, pair.link.users) == (0, 0, HELD_BY_THE_DECODER, 0)
     assert pair.is_untouched()
+
+
+def test_a_removal_that_a_handler_ended_leaves_the_link_to_pushes(pair: PushPair) -> None:
+    word = memory.word(pair.prompt.region, "LinkRecord", pair.record, "LinkRecord", "word")
+    word.value = HELD_BY_THE_DECODER
+
+    def stop() -> None:
+        raise Stop
+
+    with handler_when(lambda: bool(word.value & WAITERS), stop), pytest.raises(Stop):
+        pair.link.end(PATIENT_MS, False)
+    word.value = 0
+    assert pair.push() == 0, "and not busy with the removal"
 
 
 def test_the_decoders_tables_stay_while_a_push_is_inside(pair: PushPair) -> None:

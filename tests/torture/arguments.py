@@ -28,6 +28,7 @@ class Plan:
     hunt: float = 0.3                   # share of the kills that wait for somebody who holds a lock
     apart: float = 0.05                 # share of the restarts that start a new interpreter
     lend: float = 0.3                   # share of a decoder's steps that open, look at and close views and forks
+    push: float = 0.15                  # share of a decoder's steps that look after pushes
     phase_s: float = 10.0               # on all cores, then on one, and so on
     seeded: str = ""
     log: str = ""
@@ -58,6 +59,7 @@ def parse(words: list[str]) -> Plan:
     parser.add_argument("--hunt", type=float, help="share of the kills that wait for a process that holds a lock")
     parser.add_argument("--apart", type=float, help="share of the restarts that start a new interpreter instead of forking one")
     parser.add_argument("--lend", type=float, help="share of a decoder's steps that are views and forks, 0 for none")
+    parser.add_argument("--push", type=float, help="share of a decoder's steps that look after pushes, 0 for none")
     parser.add_argument("--phase-s", type=float, help="seconds on all cores, then on one, and so on")
     parser.add_argument("--seed", type=int, default=secrets.randbits(32))
     parser.add_argument("--seeded", choices=sorted(BUGS), help="run a build that has this bug, until the storm finds it")

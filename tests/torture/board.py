@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torture.arguments import Plan
-from torture.shelves import LANES, slots
+from torture.shelves import LANES, PARCELS, slots
 
 Numbers = npt.NDArray[np.int64]
 SAMPLES = 1 << 15
@@ -47,6 +47,11 @@ class Field(IntEnum):
     MAP_NBYTES = auto()
     CACHES = auto()         # caches that are still recorded after all were freed
     LOOKS = auto()          # views and forks that were looked at
+    PUSHES = auto()         # pushes that were done and whose bytes were checked
+    PUSHED_NBYTES = auto()
+    PARTS = auto()          # pushes that were not done, with the row looked at word by word
+    CUTS_SEEN = auto()      # looks at memory that was allocated after a link was cut in the middle of a push
+    UNDONE = auto()         # pushes that were not done, as the prompt was told
     ENDED = auto()          # it has ended by itself and these numbers hold
 
 
@@ -70,6 +75,7 @@ class Board:
     def __init__(self, fd: int, plan: Plan) -> None:
         self.fd = fd
         slot_count = slots(plan.decoders)
+        invitations = (plan.prompts, plan.decoders, len(PARCELS))
         shapes = {
             "fields": (plan.workers, len(Field)),
             "published": (plan.prompts, slot_count),            # last generation published under a key
@@ -78,6 +84,14 @@ class Board:
             "torn": (plan.prompts, LANES),                      # last cache id of the lane whose keys were taken away
             "unlinks": (plan.prompts, plan.decoders),           # twice for each removal of a decoder's link by the prompt
             "forced": (plan.prompts, plan.decoders),            # removals by force
+            "addresses": invitations,                           # where a prompt may push to now, 0 = nowhere
+            "steps": invitations,                               # bytes from tensor to tensor there
+            "invited": invitations,                             # count of the invitation
+            "unlinks_then": invitations,                        # `unlinks` when the link was made
+            "lives_then": invitations,                          # the prompt's life that is invited
+            "begun": invitations,                               # count of the last push that was begun
+            "stamps": invitations,                              # and its stamp
+            "ended": invitations,                               # count of the last push that ended; negative: not done
             "counts": (plan.workers, len(Sample)),
             "samples": (plan.workers, len(Sample), SAMPLES),
         }
@@ -98,6 +112,14 @@ class Board:
     torn: Numbers
     unlinks: Numbers
     forced: Numbers
+    addresses: Numbers
+    steps: Numbers
+    invited: Numbers
+    unlinks_then: Numbers
+    lives_then: Numbers
+    begun: Numbers
+    stamps: Numbers
+    ended: Numbers
     counts: Numbers
     samples: Numbers
 

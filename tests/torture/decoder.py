@@ -12,6 +12,7 @@ from torture.arguments import Plan
 from torture.board import Board, Field, Sample
 from torture.destination import Destination
 from torture.halves import Halves
+from torture.landings import Landings
 from torture.loans import Loans
 from torture.prompt import key_of_lane, key_of_slot
 from torture.pulls import Judge, Wish
@@ -52,6 +53,7 @@ class Decoder(Worker):
         self.destinations: dict[tuple[Shape, int], Destination] = {}
         self.halves = Halves(self)
         self.loans = Loans(self)
+        self.landings = Landings(self)
         self.actions: list[tuple[float, Callable[[Peer], None]]] = [
             (150, self.pull_tiny), (20, self.pull_row), (60, self.halves.pull), (20, self.pull_keyed), (3, self.pull_middle),
             (4, self.pull_big), (0.5, self.unlink), (0.5, self.unlink_by_force)]
@@ -66,6 +68,9 @@ class Decoder(Worker):
             return
         if self.random.random() < 0.01:
             self.choose(self.rare)
+            return
+        if self.random.random() < self.plan.push:
+            self.landings.step(peer)
             return
         if self.random.random() < self.plan.lend:
             self.loans.step(peer)
@@ -100,6 +105,7 @@ class Decoder(Worker):
             self.remove_link(peer, force=False)         # to which life is not known
 
     def remove_link(self, peer: Peer, *, force: bool) -> None:
+        self.landings.uninvite(peer.number)
         with self.calls(Call.UNLINK):
             status = only(self.dist.unlink_clusters([cluster_info(cluster_of(peer.number))], LINK_TIMEOUT_MS, force))
         cut = status == LLMStatusCode.LLM_NOT_YET_LINK and (
@@ -135,6 +141,7 @@ class Decoder(Worker):
     def forget(self) -> None:
         self.destinations.clear()
         self.loans.forget()
+        self.landings.forget()
         self.last_error = None
 
     # -- pulls --------------------------------------------------------------------------------------------------------

@@ -67,9 +67,14 @@ class Directories:
     def all(self) -> list[Directory]:
         return [found for prompt in range(self._prompts) if (found := self.of(prompt)) is not None]
 
-    def holders(self) -> set[int]:
-        """Incarnations of the decoders that hold a link now."""
-        return {maker for directory in self.all() for word, maker in directory.links() if word == HELD_BY_INITIATOR}
+    def holders(self, side: int = HELD_BY_INITIATOR) -> set[int]:
+        """Incarnations of the decoders, or of the prompts, that hold a link now."""
+        return {maker if side == HELD_BY_INITIATOR else directory.incarnation
+                for directory in self.all() for word, maker in directory.links() if word == side}
+
+    def is_held_for(self, incarnation: int) -> bool:
+        """Does a prompt hold a link of this decoder?"""
+        return any((HELD_BY_ACCEPTOR, incarnation) in directory.links() for directory in self.all())
 
     def is_held_by_decoder(self, incarnation: int) -> bool:
         """Does a record still say that this decoder holds it? Asked after its death."""

@@ -102,6 +102,18 @@ def read(row: Words, first: int = 0) -> int | None:
     return word
 
 
+def has_only(row: Words, allowed: tuple[int, ...]) -> bool:
+    """Is each word of a row that of one of these stamps, in its place?"""
+    tensors, words = row.shape
+    for tensor in range(tensors):
+        for block in range(-(-words // BLOCK)):
+            piece = row[tensor, block * BLOCK:(block + 1) * BLOCK]
+            left = piece - _BASE[:piece.size] - np.uint64(_step(tensor, block))
+            if not bool(np.isin(left, np.array(allowed, np.uint64)).all()):
+                return False
+    return True
+
+
 def read_many(rows: Words, parts: int) -> tuple[Words, npt.NDArray[np.bool_]]:
     """Of rows of one block each, (tensors, count, words), the words of the stamps, (count, parts), and whether each part of the
     tensors carries one in every place."""

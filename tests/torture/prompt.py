@@ -10,6 +10,7 @@ import numpy.typing as npt
 from shmkv import CacheDesc, CacheKey, DataType, KvCache, LLMException, LLMRole, LLMStatusCode, _link_record
 from torture import pattern, shelves
 from torture.board import Field
+from torture.parcels import Parcels
 from torture.pattern import Stamp, Words
 from torture.shelves import Shape
 from torture.worker import Call, Fault, Worker, cluster_info, cluster_of, only
@@ -50,6 +51,7 @@ class Prompt(Worker):
             hints[self.number] = 0
         self.board.unlinks[self.number] += self.board.unlinks[self.number] % 2
         self.counted = 0
+        self.parcels = Parcels(self)
         self.in_lanes: dict[int, KvCache] = {}
         self.held: tuple[npt.NDArray[Any], npt.NDArray[Any]] | None = None      # a view, and what it showed at first
         self.shelves = [Shelf(self.allocate(shelves.ROWS), shelves.ROWS, 0),
@@ -58,6 +60,8 @@ class Prompt(Worker):
         self.actions = [(20, self.fill_rows), (60, self.fill_halves), (30, self.tiny_lanes), (1, self.middle_lane),
                         (5, self.keyed_lane), (1.5, self.big_lane), (2, self.remove_key), (0.2, self.unlink),
                         (3, self.unlink_reader), (0.3, self.collect), (0.01, self.restart)]
+        if self.plan.push:
+            self.actions.append((20, self.parcels.step))
 
     def step(self) -> None:
         self.choose(self.actions)

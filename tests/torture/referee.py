@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torture.arguments import Plan
 from torture.board import Board, Field
-from torture.locks import Directories, incarnation
+from torture.locks import HELD_BY_ACCEPTOR, HELD_BY_INITIATOR, Directories, incarnation
 from torture.processes import Life, Starter, set_cores
 from torture.worker import Call
 
@@ -32,6 +32,8 @@ class Seen:
     of_prompts: int = 0
     holding: int = 0                    # the victim held a link's lock: its word still says so after its death
     held_by_peer: int = 0               # a prompt died while a decoder held one of its links
+    pushing: int = 0                    # of prompts that held a link's lock themselves, to push
+    pushed_to: int = 0                  # of decoders whose link a prompt held
     at_once: int = 0                    # kills of several processes at the same time
     stops: int = 0
     started_apart: int = 0
@@ -184,10 +186,10 @@ class Referee:
             self.kill_one(number)
 
     def hunt(self) -> None:
-        """Kill a decoder that holds a link now; if none does, the next look may find one."""
-        holders = self.directories.holders()
+        """Kill a decoder that holds a link now, or one in five times a prompt; if none does, the next look may find one."""
+        holders = self.directories.holders(HELD_BY_ACCEPTOR if self.random.random() < 0.2 else HELD_BY_INITIATOR)
         for number in list(self.living):
-            if number >= self.plan.prompts and incarnation(self.board, number) in holders:
+            if incarnation(self.board, number) in holders:
                 self.hunting_until = 0
                 self.kill_one(number)
                 return
@@ -200,6 +202,7 @@ class Referee:
         row[Field.KILLED_NS] = time.monotonic_ns()
         row[Field.KILLED] = row[Field.LIFE] + 1
         held = is_prompt and self.directories.is_held_in(number)[1]
+        self.seen.pushed_to += not is_prompt and self.directories.is_held_for(incarnation(self.board, number))
         life.signal(signal.SIGKILL)
         self.seen.kills += 1
         self.seen.of_prompts += is_prompt
@@ -214,7 +217,9 @@ class Referee:
                 continue
             if number < self.plan.prompts:
                 self.seen.held_by_peer += held
-                self.seen.holding += self.directories.is_held_in(number)[0]
+                held_itself = self.directories.is_held_in(number)[0]
+                self.seen.holding += held_itself
+                self.seen.pushing += held_itself and int(self.board.fields[number, Field.CALL]) != Call.UNLINK
             else:
                 self.seen.holding += self.directories.is_held_by_decoder(incarnation(self.board, number))
             if life.reap() != signal.SIGKILL:

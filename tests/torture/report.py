@@ -14,7 +14,8 @@ from torture.referee import Seen
 
 WRONG = ("wrong bytes", "stale bytes", "has written")
 TOTALS = (Field.PULLS, Field.NBYTES, Field.LOOKS, Field.MISSES, Field.UNTOUCHED, Field.LOST, Field.CUT, Field.LINKS,
-          Field.PUBLISHED, Field.REFUSED, Field.RESTARTS)
+          Field.PUBLISHED, Field.REFUSED, Field.RESTARTS, Field.PUSHES, Field.PUSHED_NBYTES, Field.PARTS, Field.UNDONE,
+          Field.CUTS_SEEN)
 
 
 def summary(plan: Plan, board: Board, seen: Seen, left: Left) -> dict[str, Any]:
@@ -61,6 +62,7 @@ def kills(found: dict[str, Any]) -> list[Line]:
         ("kills survived", found["kills"], f"{found['kills'] / found['seconds']:.1f} a second; {found['of_prompts']:,} prompts; "
                                            f"{found['at_once']} times several at once"),
         ("  holding a lock", found["holding"], f"and {found['held_by_peer']:,} prompts while a decoder held one of theirs"),
+        ("  pushing", found["pushing"], f"with the link's lock; and {found['pushed_to']:,} decoders that were pushed to"),
         ("stops", found["stops"], ""),
         ("processes", found["started_apart"] + found["forked"],
          f"{found['started_apart']:,} interpreters, {found['forked']:,} forked by one; {found['restarts']:,} times finalize and "
@@ -74,6 +76,9 @@ def pulls(found: dict[str, Any]) -> list[Line]:
                                           f"{found['misses']:,} answered \"not there\""),
         ("  looks at what was lent", found["looks"], "views and forks, again and again while they were held"),
         ("  failed and looked at", found["untouched"], "destinations that had to be as before"),
+        ("checked pushes", found["pushes"], f"{found['pushed_nbytes'] / 2**30:.1f} GiB; {found['undone']:,} not done"),
+        ("  unfinished ones", found["parts"], f"looked at word by word; {found['cuts_seen']:,} looks at the next memory after a "
+                                              "link was cut under a push"),
         ("published", found["published"], f"rows; {found['refused']:,} times no memory"),
         ("links", found["links"], f"{found['lost']:,} ended by a death, {found['cut']:,} removed by the prompt"),
     ]

@@ -4,7 +4,7 @@ Shelf "rows": one cache, its rows filled again and again under the same keys: ev
 Shelf "halves": the same with request keys, a few rows for each decoder, which nobody else pulls, and in halves of the layers.
 Lanes: caches that are allocated, filled, published, offered by their id and deallocated. Their rows are never taken back, so a pull
 either gets all of a row's bytes or leaves the destination as it was. Lanes with `keyed` are deallocated at once and live by their
-keys.
+keys. Parcel lanes are pushed from and not pulled: decoders have landings of their shapes, and nothing else of such sizes.
 """
 from __future__ import annotations
 
@@ -36,14 +36,22 @@ KEYED = Shape(4, 4, 1024)
 BIG = Shape(4, 1, 1 << 19)              # 16 MiB
 HUGE = Shape(4, 2, 1 << 19)             # 32 MiB, rows as those of BIG
 
+PARCELS = (Shape(4, 2, 6144), Shape(4, 1, 1 << 17))         # 384 KiB; 4 MiB, which is streamed
+
 # Few tiny ones, so that each is renewed often.
-LANE_SHAPES = (*[TINY] * 3, MIDDLE, MIDDLE, *[KEYED] * 4, BIG, HUGE)
+LANE_SHAPES = (*[TINY] * 3, MIDDLE, MIDDLE, *[KEYED] * 4, BIG, HUGE, *PARCELS)
 LANES = len(LANE_SHAPES)
 TINY_LANES = range(3)
 MIDDLE_LANES = range(3, 5)
 KEYED_LANES = range(5, 9)
 BIG_LANES = range(9, 11)
+PARCEL_LANES = range(11, 13)
 SLOT_OF_LANE = 512                      # in a stamp; keys of the shelves stand below
+
+
+def slot_of_parcel(kind: int) -> int:
+    """In a stamp."""
+    return SLOT_OF_LANE + PARCEL_LANES[kind]
 
 
 def halves_shape(decoders: int) -> Shape:

@@ -38,6 +38,7 @@ def test_storm_of_kills_finds_no_fault(tmp_path: Path) -> None:
     assert found["holding"] > 0
     assert found["pulls"] > KILLS
     assert found["looks"] > 0
+    assert found["pushes"] > 0
     assert found["recoveries_ms"]["again"]["count"] > 0
     assert found["left"]["ended"] > 0
     assert found["left"]["files"] == found["left"]["caches"] == found["left"]["mappings"] == found["left"]["descriptors"] == 0
@@ -68,6 +69,19 @@ def test_one_foreign_word_is_seen(shape: Shape) -> None:
     pattern.fill(row, pattern.pack(Stamp(1, 2, 3, 5)))
     row[-1, -1] -= np.uint64(1)
     assert pattern.read(row) is None
+
+
+@pytest.mark.parametrize("shape", [ROWS, BIG], ids=["one block", "many blocks"])
+def test_words_of_two_pushes_are_told_from_a_third(shape: Shape) -> None:
+    row, other = np.empty((2, shape.tensors, shape.words), np.uint64)
+    stamps = [pattern.pack(Stamp(cluster, 2, 3, 5)) for cluster in (1, 2, 3)]
+    pattern.fill(row, stamps[0])
+    pattern.fill(other, stamps[1])
+    row[-1, 3:] = other[-1, 3:]
+    assert pattern.has_only(row, (stamps[0], stamps[1]))
+    assert not pattern.has_only(row, (stamps[0], stamps[2]))
+    row[0, 0] = other[0, 1]
+    assert not pattern.has_only(row, (stamps[0], stamps[1])), "in another's place"
 
 
 def test_rows_in_each_other_s_places_are_seen() -> None:

@@ -39,6 +39,7 @@ class Call(IntEnum):
     PULL = auto()
     CHECK = auto()
     LEND = auto()
+    PUSH = auto()
 
 
 class Fault(Exception):
