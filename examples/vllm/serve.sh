@@ -44,7 +44,6 @@ serve decode "$decode_port" kv_consumer
 python "$here/proxy.py" --port "$proxy_port" --prefill "http://127.0.0.1:$prefill_port" --decode "http://127.0.0.1:$decode_port" &
 pids="$pids $!"
 
-# shellcheck disable=SC2086
 python "$here/client.py" --url "http://127.0.0.1:$proxy_port" --metrics "http://127.0.0.1:$decode_port/metrics" \
   --prefill "http://127.0.0.1:$prefill_port" --wait-s 300 || {
   tail -n 20 "$work"/*.log >&2
