@@ -127,7 +127,7 @@ def test_blocks_are_pushed(owner: Peer, other: Peer, rng: np.random.Generator) -
 def test_layers_are_transferred_to_a_key(owner: Peer, other: Peer, rng: np.random.Generator) -> None:
     private = Private(owner, rng, 6, 2, 900)
     content = filled(other, "kv", 6, 2, 900)
-    other.call("v2_transfer", name="kv", configs=[[by_id(1, private.cache_id, 1), 0]])
+    other.call("v2_transfer", name="kv", configs=[[by_id(1, private.cache_id, 1), range(3), range(3)]])
     assert other.call("results") == [OK]
     private.bytes[:, 1] = content[:, 0]
     private.assert_as_before()
@@ -232,7 +232,7 @@ def test_an_owner_that_is_not_dumpable(namespace: Any, rng: np.random.Generator)
         assert answer.outcome == INVALID
         assert f"private to process {owner.pid}" in answer.text
         assert "allocate_cache" in answer.text
-    other.call("v2_transfer", name="kv", configs=[[by_id(1, private.cache_id), 0]])
+    other.call("v2_transfer", name="kv", configs=[[by_id(1, private.cache_id), range(1), range(1)]])
     assert other.call("results") == [INVALID]
     private.assert_as_before()
     np.testing.assert_array_equal(rows_of(other, "kv"), before)
