@@ -201,15 +201,3 @@ def test_addresses_of_registered_memory_can_be_pushed_to(member: StartPeer) -> N
     other.call("v2_transfer", name="kv", configs=[[1, owner.call("v2_addresses", name="inner")]])
     assert other.call("results") == [OK]
     np.testing.assert_array_equal(owner.read("arena")[:, :, 0], content[:, :, 0])
-
-
-# -- private memory of another process ----------------------------------------------------------------------------------
-
-def test_private_memory_of_another_process_is_refused(member: StartPeer) -> None:
-    owner, other = member(1, remote=True), member(2, link=(1,), remote=True)
-    number = owner.call("v2_register", name="kv")
-    other.call("v2_allocate", name="kv")
-    for call in ("v2_pull", "v2_push"):
-        answer = other.attempt(call, key=by_id(1, number), name="kv")
-        assert answer.outcome == INVALID
-        assert "private memory" in answer.text
