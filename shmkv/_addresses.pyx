@@ -1,13 +1,14 @@
 # cython: language_level=3, freethreading_compatible=True
 """From an address in the peer's process to a tensor of one of its caches.
 
-An owner records with each tensor where it maps it, which is what its callers see and send around. Only caches in segments are in a
-directory, so only they can be reached; how the bytes of a place are reached is a matter of the caller. The search is a hint, made
-without any lock: what it found is read again once the cache is pinned.
+An owner records with each tensor where it has it, which is what its callers see and send around; how the bytes of a place are
+reached is a matter of the caller. The search is a hint, made without any lock: what it found is read again once the cache is
+pinned.
 """
 from shmkv._futex cimport load32_acquire, load64_relaxed, load_words
 from shmkv._layout cimport CACHES_MAX, directory_header, tensor_at
 from shmkv._lookup cimport FIND_NEVER, copy_cache
+from shmkv._mapping cimport Region
 from shmkv._plan cimport SHAPE_RECORD_NBYTES, check_shape, set_dense
 
 
@@ -60,3 +61,11 @@ cdef inline uint64_t start_of_tensor(char* base, uint32_t index) noexcept nogil:
 
 cdef inline uint64_t offset_of_tensor(char* base, uint32_t index) noexcept nogil:
     return load64_relaxed(&tensor_at(base, index).offset)
+
+
+def tensor_of(Region directory, uint64_t address):
+    """(cache id, number of the tensor) in which an address of the owner's process lies, None if in none of a living cache."""
+    cdef Place place
+    if find_place(directory.address, address, 0, &place) != 0:
+        return None
+    return place.found.copy.cache_id, place.tensor

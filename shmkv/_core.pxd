@@ -1,7 +1,6 @@
 """The hot path: one pull, from checked arguments to the released lock, in one call without the GIL."""
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from shmkv._attached cimport Attached
 from shmkv._blocks cimport Blocks
 from shmkv._layout cimport CacheRecord
 from shmkv._link cimport Link, Patience
@@ -17,10 +16,6 @@ cdef enum:
     BY_BLOCKS_KEY = 2
 
 
-cdef enum:
-    CORE_PRIVATE = -1402            # the cache lies in private memory of its owner's process
-
-
 cdef struct Request:
     Key key
     int by                          # how the source is named
@@ -32,20 +27,11 @@ cdef struct Request:
     uint64_t nbytes                 # what was copied
 
 
-cdef struct Looker:
-    # What a mover looks at between two shares of a copy.
-    Link* link
-    Patience* wait
-
-
 cdef int find(Link* link, Request* want, FoundRow* found) noexcept nogil
-cdef int attach(Link* link, const FoundRow* found, Attached** segment) noexcept nogil
-cdef int bring_pages(Link* link, Patience* wait, Attached* segment) noexcept nogil
 cdef int make_plan(Link* link, Request* want, const CacheRecord* cache, uint64_t nbytes, Local* dst, Plan** plan) noexcept nogil
 cdef void note_format(Link* link, const CacheRecord* cache, const Local* dst) noexcept nogil
 cdef int finish(Link* link, Request* want, FoundRow* found) noexcept nogil
 cdef void drop_unlinked(Link* link) noexcept nogil
 cdef int pull_now(Link* link, Local* dst, Request* want) noexcept nogil
 cdef int pull_locked(Link* link, Local* dst, Request* want) noexcept nogil
-cdef int look_at_link(void* looker) noexcept nogil
 cdef void count(Link* link, const Patience* wait, uint64_t nbytes, int status) noexcept nogil

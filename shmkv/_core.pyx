@@ -3,28 +3,18 @@
 
   link_enter    queue of this process's threads, then the link's word, one deadline for both (`_link`)
   find          the row, or the blocks, in the peer's directory, pinned by the hazard (`_lookup`)
-  attach        the segment, once, kept (`_attached`)
+  attach        the segment, once, kept; or the private memory of the peer's process (`_carry`)
   make_plan     every bound, on private copies (`_plan`, `_blocks`)
-  move          the bytes; deadline, signals, link and peer are looked at every few MiB (`_copy`)
+  carry_in      the bytes; deadline, signals, link and peer are looked at every few MiB (`_carry`, `_copy`, `_peer_memory`)
   finish        were the bytes the row's all the time? then coverage, consume
   link_leave    word released, next thread
 
 `pull_now` goes in and out of the lock. Python stands before it and behind it (`_pull`, `transfer.py`).
 """
-from libc.errno cimport ENOENT, ENOMEM
-
-from shmkv._attached cimport (
-    ATTACH_SIZE,
-    attach_segment,
-    check_generation,
-    populate,
-    table_clear,
-    table_drop,
-    table_find,
-    table_init,
-)
+from shmkv._attached cimport table_clear, table_drop, table_init
 from shmkv._blocks cimport plan_for_blocks
-from shmkv._copy cimport MOVE_DIRECT, last_copy_note, move
+from shmkv._carry cimport PeerEnd, attach, bring_pages, carry_in
+from shmkv._copy cimport last_copy_note
 from shmkv._coverage cimport consume, cover, is_full
 from shmkv._crash cimport crash_point
 from shmkv._events cimport memory_changed
@@ -67,8 +57,6 @@ from shmkv._link cimport (
     is_forked,
     link_enter,
     link_leave,
-    look,
-    look_between_chunks,
 )
 from shmkv._local cimport local_enter, local_leave
 from shmkv._lookup cimport (
@@ -87,10 +75,6 @@ from shmkv._lookup cimport (
 )
 from shmkv._plan cimport PLAN_DAMAGED, PLAN_FORMAT, PLAN_SRC_BLOCK, Plan
 from shmkv._within cimport COPY_DST_GONE, check_target
-
-cdef enum:
-    POPULATE_NBYTES = 64 << 20
-
 
 # -- a pull over a link ----------------------------------------------------------------------------------------------
 
@@ -113,22 +97,19 @@ cdef int pull_now(Link* link, Local* dst, Request* want) noexcept nogil:
 
 cdef int pull_locked(Link* link, Local* dst, Request* want) noexcept nogil:
     cdef FoundRow found
-    cdef Attached* segment = NULL
+    cdef PeerEnd src
     cdef Plan* plan = NULL
-    cdef Looker looker
     cdef int status
     drop_unlinked(link)
     status = find(link, want, &found)
     if status == 0:
-        status = attach(link, &found, &segment)
+        status = attach(link, &found, &src)
         if status == 0:
-            status = bring_pages(link, &want.wait, segment)
+            status = bring_pages(link, &want.wait, &src)
         if status == 0:
-            status = make_plan(link, want, &found.copy, segment.nbytes, dst, &plan)
+            status = make_plan(link, want, &found.copy, src.nbytes, dst, &plan)
         if status == 0:
-            looker.link = link
-            looker.wait = &want.wait
-            status = move(plan, segment.address, segment.fd, dst.base, MOVE_DIRECT, look_at_link, &looker)
+            status = carry_in(link, &want.wait, plan, plan.nbytes, &src, dst.base)
         if status == 0:
             crash_point(b"copied")
             want.nbytes = plan.nbytes
@@ -146,10 +127,6 @@ cdef void note_format(Link* link, const CacheRecord* cache, const Local* dst) no
     """Two formats are met on this link for the first time: somebody has to be told."""
     if link.format_remark == REMARK_NONE and is_other_format(cache, dst):
         link.format_remark = REMARK_DUE
-
-
-cdef int look_at_link(void* looker) noexcept nogil:
-    return look_between_chunks((<Looker*>looker).link, (<Looker*>looker).wait)
 
 
 cdef int find(Link* link, Request* want, FoundRow* found) noexcept nogil:
@@ -206,39 +183,6 @@ cdef void drop_unlinked(Link* link) noexcept nogil:
     while link.unlinked_seen != count:
         table_drop(&link.segments, load64_relaxed(unlinked_at(link.directory, link.unlinked_seen)))
         link.unlinked_seen += 1
-
-
-cdef int attach(Link* link, const FoundRow* found, Attached** segment) noexcept nogil:
-    """The cache's segment, mapped once and kept; its header checked for this cache."""
-    cdef int status = 0
-    if link.segments.entries == NULL:
-        return -ENOMEM
-    if found.copy.segment_serial == 0 and found.copy.kind == CACHE_REGISTERED:
-        return CORE_PRIVATE
-    segment[0] = table_find(&link.segments, found.copy.segment_serial)
-    if segment[0] == NULL:
-        crash_point(b"attaching")
-        status = attach_segment(&link.segments, link.prefix, link.peer_incarnation, found.copy.segment_serial,
-                                found.copy.segment_nbytes, segment)
-        if status == -ENOENT and look(link) != 0:
-            status = look(link)     # the peer is just finalizing, or dead and being swept
-    elif segment[0].nbytes != found.copy.segment_nbytes:
-        status = ATTACH_SIZE
-    # What is registered within a segment lies in another cache's, whose generation the header has, and keeps that from being freed.
-    if status == 0 and found.copy.kind != CACHE_REGISTERED:
-        status = check_generation(segment[0], link.peer_incarnation, word_generation(found.cache_word))
-    return status
-
-
-cdef int bring_pages(Link* link, Patience* wait, Attached* segment) noexcept nogil:
-    """Page-table entries for the whole segment, in steps, so that a deadline can end it; the next call goes on where this one
-    stopped."""
-    cdef int status = 0
-    while status == 0 and segment.populated < segment.nbytes:
-        status = populate(segment, POPULATE_NBYTES)
-        if status >= 0:
-            status = look_between_chunks(link, wait)
-    return status
 
 
 cdef int make_plan(Link* link, Request* want, const CacheRecord* cache, uint64_t nbytes, Local* dst, Plan** plan) noexcept nogil:
@@ -305,6 +249,3 @@ cdef void count(Link* link, const Patience* wait, uint64_t nbytes, int status) n
         count_up(&counters[COUNT_TIMEOUTS], 1)
     else:
         count_up(&counters[COUNT_FAILED], 1)
-
-
-PRIVATE = CORE_PRIVATE

@@ -7,7 +7,6 @@ first look is copied under that look's hazard, as by a pull that does not wait.
 from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memset
 
-from shmkv._attached cimport Attached
 from shmkv._await cimport (
     AWAIT_KEY,
     AWAIT_ROW,
@@ -17,18 +16,8 @@ from shmkv._await cimport (
     progress_of,
     sleep_for,
 )
-from shmkv._copy cimport MOVE_DIRECT, move_part
-from shmkv._core cimport (
-    BY_KEY,
-    Request,
-    attach,
-    bring_pages,
-    count,
-    drop_unlinked,
-    finish,
-    make_plan,
-    note_format,
-)
+from shmkv._carry cimport PeerEnd, attach, bring_pages, carry_in
+from shmkv._core cimport BY_KEY, Request, count, drop_unlinked, finish, make_plan, note_format
 from shmkv._crash cimport crash_point
 from shmkv._futex cimport exchange32_seq, now_ns, store32_release
 from shmkv._layout cimport word_generation
@@ -40,12 +29,10 @@ from shmkv._link cimport (
     LINK_FORKED,
     LINK_INTERRUPTED,
     Link,
-    Patience,
     is_cancelled,
     is_forked,
     link_enter,
     link_leave,
-    look_between_chunks,
     patience_init,
     raise_pending,
 )
@@ -73,11 +60,6 @@ cdef struct Flow:
     uint32_t piece                  # tensors that are marked as pulled one by one; 0 = as many as are there, marked at the end
     uint32_t count                  # selected tensors, from is_found on
     uint32_t done                   # of these, copied
-
-
-cdef struct FlowLooker:
-    Link* link
-    Patience* wait
 
 
 cdef int flow_run(Flow* flow, Link* link, Local* dst, Sleeper* sleeper, int64_t turn_ns, bint watched) noexcept nogil:
@@ -132,7 +114,7 @@ cdef int step_locked(Flow* flow, Link* link, Local* dst) noexcept nogil:
 
 cdef int begin(Flow* flow, Link* link, Local* dst) noexcept nogil:
     """Find and pin the row, check the whole selection, take a lease if there is anything to wait for."""
-    cdef Attached* segment = NULL
+    cdef PeerEnd src
     cdef Plan* plan = NULL
     cdef uint32_t first = flow.want.select.src_first
     cdef int status
@@ -142,9 +124,9 @@ cdef int begin(Flow* flow, Link* link, Local* dst) noexcept nogil:
         return status
     flow.is_found = True            # pinned
     flow.want.select.src_row = flow.found.batch_index
-    status = attach(link, &flow.found, &segment)
+    status = attach(link, &flow.found, &src)
     if status == 0:
-        status = make_plan(link, &flow.want, &flow.found.copy, segment.nbytes, dst, &plan)
+        status = make_plan(link, &flow.want, &flow.found.copy, src.nbytes, dst, &plan)
     flow.count = <uint32_t>flow.want.select.dst_count
     if status == 0 and not flow.waits and progress_of(&flow.found) < first + flow.count:
         status = FIND_UNPUBLISHED
@@ -180,23 +162,20 @@ cdef int copy_ready(Flow* flow, Link* link, Local* dst) noexcept nogil:
 cdef int copy_piece(Flow* flow, Link* link, Local* dst, uint32_t wanted) noexcept nogil:
     """`wanted` tensors from the first one on that was not copied; then what a pull does after its last byte."""
     cdef Request piece = flow.want
-    cdef Attached* segment = NULL
+    cdef PeerEnd src
     cdef Plan* plan = NULL
-    cdef FlowLooker looker
     cdef int status
     piece.select.src_first += flow.done
     piece.select.dst_first += flow.done
     piece.select.src_count = piece.select.dst_count = wanted
     piece.select.divisor = 0        # was asked of the whole
-    status = attach(link, &flow.found, &segment)
+    status = attach(link, &flow.found, &src)
     if status == 0:
-        status = bring_pages(link, &piece.wait, segment)
+        status = bring_pages(link, &piece.wait, &src)
     if status == 0:
-        status = make_plan(link, &piece, &flow.found.copy, segment.nbytes, dst, &plan)
+        status = make_plan(link, &piece, &flow.found.copy, src.nbytes, dst, &plan)
     if status == 0:
-        looker.link, looker.wait = link, &piece.wait
-        status = move_part(plan, plan.nbytes // wanted * flow.count, segment.address, segment.fd, dst.base, MOVE_DIRECT,
-                           look_while_copying, &looker)
+        status = carry_in(link, &piece.wait, plan, plan.nbytes // wanted * flow.count, &src, dst.base)
     flow.want.wait.signals_ns = piece.wait.signals_ns
     if status == 0:
         crash_point(b"piece-copied")
@@ -207,11 +186,6 @@ cdef int copy_piece(Flow* flow, Link* link, Local* dst, uint32_t wanted) noexcep
         if status == 0:
             note_format(link, &flow.found.copy, dst)
     return status
-
-
-cdef int look_while_copying(void* context) noexcept nogil:
-    cdef FlowLooker* looker = <FlowLooker*>context
-    return look_between_chunks(looker.link, looker.wait)
 
 
 cdef int finish_piece(Flow* flow, Link* link, Request* piece, uint32_t wanted) noexcept nogil:

@@ -12,7 +12,8 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from shmkv._attached cimport Attached, mapped_give, mapped_hold
-from shmkv._core cimport attach, count, drop_unlinked, find, finish
+from shmkv._carry cimport CARRY_PRIVATE, PeerEnd, attach
+from shmkv._core cimport count, drop_unlinked, find, finish
 from shmkv._crash cimport crash_point
 from shmkv._events cimport memory_changed
 from shmkv._futex cimport load64_relaxed, load_words
@@ -57,20 +58,22 @@ cdef int lend_now(Link* link, Request* want, uint32_t limit, Lent* lent) noexcep
 
 cdef int lend_locked(Link* link, Request* want, uint32_t limit, Lent* lent) noexcept nogil:
     cdef FoundRow found
-    cdef Attached* segment = NULL
+    cdef PeerEnd src
     cdef int status
     drop_unlinked(link)
     status = find(link, want, &found)
     if status != 0:
         return status
-    status = attach(link, &found, &segment)
+    status = attach(link, &found, &src)
     if status == 0:
-        status = LEND_UNMAPPED if segment.mapped == NULL else copy_tensors(link, want, &found, segment.nbytes, lent)
+        status = check_mapped(&src)
+    if status == 0:
+        status = copy_tensors(link, want, &found, src.nbytes, lent)
     if status == 0:
         status = lease_take(link.mine, word_generation(found.cache_word), limit)
     if status >= 0:
         lent.lease = status
-        hold(lent, segment, &found)
+        hold(lent, src.segment, &found)
         want.nbytes = 0
         status = finish(link, want, &found)
     if is_forked(link):
@@ -80,6 +83,13 @@ cdef int lend_locked(Link* link, Request* want, uint32_t limit, Lent* lent) noex
     unpin(link.mine)
     count(link, &want.wait, want.nbytes, status)
     return status
+
+
+cdef int check_mapped(const PeerEnd* src) noexcept nogil:
+    """Is there memory to look at? 0, CARRY_PRIVATE or LEND_UNMAPPED."""
+    if src.segment == NULL:
+        return CARRY_PRIVATE
+    return 0 if src.segment.mapped != NULL else LEND_UNMAPPED
 
 
 cdef void hold(Lent* lent, Attached* segment, const FoundRow* found) noexcept nogil:

@@ -68,6 +68,7 @@ cdef struct Link:
     AttachedTable segments
     uint64_t unlinked_seen
     KeptPlans plans
+    uint64_t fault                  # address at which the last move of the peer's private memory found no memory
     int format_remark               # whether somebody has to be told that the two sides' formats differ
 
 

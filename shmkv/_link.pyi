@@ -14,5 +14,7 @@ FORKED: Final[int]
 class LinkEnd:
     @property
     def directory(self) -> Region | Any: ...        # None while an acceptor has not needed it
+    @property
+    def fault(self) -> int: ...
 
 def inside_call() -> bool: ...

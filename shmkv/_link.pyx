@@ -310,6 +310,12 @@ cdef int stop_waiting(Link* link, int status) noexcept nogil:
 cdef class LinkEnd:
     """`_link_handle` and `_acceptor` fill it in."""
 
+    @property
+    def fault(self):
+        """For messages: the address, the peer's or one of this process, at which the last move of the peer's private memory found
+        no memory."""
+        return self.link.fault
+
 
 ENDED, BUSY, PEER_GONE = LINK_ENDED, LINK_BUSY, LINK_PEER_GONE
 TIMEOUT, INTERRUPTED, CANCELLED, FORKED = LINK_TIMEOUT, LINK_INTERRUPTED, LINK_CANCELLED, LINK_FORKED

@@ -4,9 +4,9 @@
   link_enter      queue of this process's threads, the side opened, the link's word, one deadline for all (`_link`)
   check_places    every address leads into a living tensor with room, before the first byte (`_addresses`)
   reach           the cache behind the next address, pinned by this side's hazard (`_lookup`)
-  attach          its segment, writable, once, kept (`_core`, `_attached`)
+  attach          its segment, writable, once, kept; or the private memory of the peer's process (`_carry`)
   make_plan       the window of the source to a window at the address; every bound (`_plan`, `_blocks`)
-  move            the bytes; deadline, link and peer are looked at every few MiB (`_copy`)
+  carry_out       the bytes; deadline, link and peer are looked at every few MiB (`_carry`, `_copy`, `_peer_memory`)
   recheck_written was the memory the cache's all the time?
   unpin           after the last byte; then the next address that lies in another cache
   link_leave      word released, side shut, next thread
@@ -18,10 +18,9 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from shmkv._addresses cimport Place, find_place, is_in_cache, read_place
-from shmkv._attached cimport Attached
 from shmkv._blocks cimport BLOCKS_TO_BLOCKS, BlockLists, Blocks, build_blocks
-from shmkv._copy cimport MOVE_DIRECT, MOVE_TO_FILE, move_part
-from shmkv._core cimport Looker, attach, bring_pages, count, drop_unlinked, look_at_link
+from shmkv._carry cimport PeerEnd, attach, bring_pages, carry_out
+from shmkv._core cimport count, drop_unlinked
 from shmkv._futex cimport add64_relaxed, now_ns
 from shmkv._layout cimport COUNT_TIMEOUTS
 from shmkv._link cimport (
@@ -137,24 +136,22 @@ cdef int push_some(Link* link, Local* src, PushRequest* want, uint32_t* at) noex
     """To the next address, and to those behind it that lead into the same cache."""
     cdef Place place
     cdef Shape windows[MOST_TENSORS]
-    cdef Attached* segment = NULL
+    cdef PeerEnd dst
     cdef Plan* plan = &link.plans.scratch.plan
-    cdef Looker looker
     cdef uint32_t tensors = 0
     cdef int status = reach(link, want, at[0], &place)
     if status != 0:
         return status
-    status = attach(link, &place.found, &segment)
+    status = attach(link, &place.found, &dst)
+    if status == 0 and dst.segment == NULL and not place.found.copy.remote_accessible:
+        status = PUSH_CLOSED
     if status == 0:
-        status = bring_pages(link, &want.wait, segment)
+        status = bring_pages(link, &want.wait, &dst)
     if status == 0:
         tensors = make_windows(link, src, want, at[0], &place, windows)
         status = make_plan(plan, src, want, at[0], tensors, windows)
     if status == 0:
-        looker.link = link
-        looker.wait = &want.wait
-        status = move_part(plan, plan.nbytes // tensors * want.count, src.base, segment.fd, segment.address,
-                           MOVE_DIRECT if segment.fd < 0 else MOVE_TO_FILE, look_at_link, &looker)
+        status = carry_out(link, &want.wait, plan, plan.nbytes // tensors * want.count, src.base, &dst)
     if status == 0:
         want.nbytes += plan.nbytes
         status = 0 if recheck_written(link.mine, &place.found) else FIND_REMOVED

@@ -3,9 +3,9 @@
 
   link_enter      queue, word, deadline (`_link`)
   reach           the cache in the peer's directory, pinned by this side's hazard (`_lookup`)
-  attach          its segment, writable, once, kept (`_core`, `_attached`)
+  attach          its segment, writable, once, kept; or the private memory of the peer's process (`_carry`)
   make_plan       whole rows of the source to rows of the destination; every bound, on private copies (`_plan`, `_blocks`)
-  move            the bytes (`_copy`)
+  carry_out       the bytes (`_carry`)
   recheck_written was the memory the cache's all the time?
   unpin, link_leave
 
@@ -13,7 +13,6 @@ As with `_push`, the source is counted in by the caller, and nothing is publishe
 """
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from shmkv._attached cimport Attached
 from shmkv._blocks cimport (
     BLOCKS_TO_BLOCKS,
     BlockLists,
@@ -21,8 +20,8 @@ from shmkv._blocks cimport (
     build_whole_rows,
     check_blocks_destination,
 )
-from shmkv._copy cimport MOVE_DIRECT, MOVE_TO_FILE, move
-from shmkv._core cimport BY_BLOCKS_KEY, BY_ID, Looker, Request, attach, bring_pages, count, drop_unlinked, look_at_link
+from shmkv._carry cimport PeerEnd, attach, bring_pages, carry_out
+from shmkv._core cimport BY_BLOCKS_KEY, BY_ID, Request, count, drop_unlinked
 from shmkv._futex cimport add64_relaxed, now_ns
 from shmkv._kept_plans cimport copy_shapes
 from shmkv._layout cimport COUNT_TIMEOUTS, TensorRecord, tensor_at
@@ -109,22 +108,18 @@ cdef int reach(Link* link, Request* want, FoundRow* found) noexcept nogil:
 
 
 cdef int push_to(Link* link, Local* src, Request* want, FoundRow* found) noexcept nogil:
-    cdef Attached* segment = NULL
+    cdef PeerEnd dst
     cdef Plan* plan = &link.plans.scratch.plan
-    cdef Looker looker
     cdef int status
     if not found.copy.remote_accessible:
         return PUSH_CLOSED
-    status = attach(link, found, &segment)
+    status = attach(link, found, &dst)
     if status == 0:
-        status = bring_pages(link, &want.wait, segment)
+        status = bring_pages(link, &want.wait, &dst)
     if status == 0:
-        status = make_plan(link, src, want, found, segment.nbytes)
+        status = make_plan(link, src, want, found, dst.nbytes)
     if status == 0:
-        looker.link = link
-        looker.wait = &want.wait
-        status = move(plan, src.base, segment.fd, segment.address, MOVE_DIRECT if segment.fd < 0 else MOVE_TO_FILE, look_at_link,
-                      &looker)
+        status = carry_out(link, &want.wait, plan, plan.nbytes, src.base, &dst)
     if status == 0:
         want.nbytes = plan.nbytes
         status = 0 if recheck_written(link.mine, found) else FIND_REMOVED

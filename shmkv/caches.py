@@ -158,6 +158,10 @@ class OwnCaches:
         cache = self._by_id.get(cache_id)
         return cache if cache is not None and cache.id_alive else None
 
+    def leaving(self, cache_id: int) -> OwnCache | None:
+        """The cache that had that number, if somebody still reads or writes it."""
+        return self._leaving.get(cache_id)
+
     def _pool_nbytes(self, desc: CacheDesc) -> int:
         """What a cache takes of the pool of its placement, 0 if that has no limit. Counted anew each time from the caches that
         there are, so that no interrupt can leave a wrong count."""

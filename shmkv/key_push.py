@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shmkv import _core, _link, _lookup, _plan, _pull, _push, _push_key
+from shmkv import _link, _lookup, _plan, _pull, _push, _push_key
 from shmkv._blocks import TO_BLOCKS, BlockLists
 from shmkv.caches import Usable
 from shmkv.cluster import Cluster
@@ -34,20 +34,19 @@ def push_to_key(cluster: Cluster, links: Links, key: TargetKey, source: Usable, 
     return _push_key.push(link, source.local, key.packed, select, lists, cluster.settings.sync_kv_timeout_ms)
 
 
-def key_push_failure(status: int, cluster: Cluster, key: TargetKey) -> LLMException:
+def key_push_failure(status: int, cluster: Cluster, links: Links, key: TargetKey) -> LLMException:
     """The exception (not raised) for a push that was answered `status`."""
     code = push_code(status, cluster)
-    return failure(f"push to {key!r}", code, key_push_sentence(status, cluster, key))
+    return failure(f"push to {key!r}", code, key_push_sentence(status, cluster, links, key))
 
 
-def key_push_sentence(status: int, cluster: Cluster, key: TargetKey) -> str:
+def key_push_sentence(status: int, cluster: Cluster, links: Links, key: TargetKey) -> str:
     """What happened."""
     peer = f"cluster {key.cluster_id}"
     return {
         _lookup.NEVER: f"{peer} has no such cache",
         _lookup.DAMAGED: f"the directory of {peer} holds numbers that no cluster writes",
         _push_key.CLOSED: f"the cache is not remote-accessible: {peer} registered it so",
-        _core.PRIVATE: f"the cache lies in private memory of the process of {peer}, which cannot be reached from another process",
         _plan.DST_ROW: "the destination has no row with that batch index",
         _plan.DST_BLOCK: "argument 'dst_blocks' names blocks that the destination does not have",
         _plan.DST_RANGE: "the destination tensors of dst_layer_range are not all there",
@@ -58,7 +57,7 @@ def key_push_sentence(status: int, cluster: Cluster, key: TargetKey) -> str:
         _plan.SRC_BLOCK: "argument 'src_blocks' names blocks that the source does not have",
         _plan.BLOCKS_WINDOW: "more blocks than the source row has room for",
         _link.ENDED: f"not linked to {peer}, or the link was removed",
-    }.get(status) or push_sentence(status, cluster, key.cluster_id, 0)
+    }.get(status) or push_sentence(status, cluster, links, key.cluster_id, 0)
 
 
 # -- to a cache of the own cluster: no link, no hazard; both are counted in while they are used ------------------------------

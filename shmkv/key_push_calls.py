@@ -84,4 +84,4 @@ class KeyPushCalls(ManagerBase):
         finally:
             source.local.leave()
         if status:
-            raise key_push_failure(status, self._cluster, key)
+            raise key_push_failure(status, self._cluster, self._links, key)

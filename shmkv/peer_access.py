@@ -9,7 +9,9 @@ import errno
 import os
 from pathlib import Path
 
-from shmkv import _link, _peer_memory
+from shmkv import _addresses, _link, _peer_memory
+from shmkv._link import LinkEnd
+from shmkv.cluster import Cluster
 from shmkv.config import Settings
 from shmkv.errors import LLMStatusCode
 
@@ -27,6 +29,18 @@ def access_code(status: int, settings: Settings) -> LLMStatusCode:
         _peer_memory.NO_ROOM: settings.out_of_memory_status,
         _peer_memory.UNSURE: LLMStatusCode.LLM_FAILED,
     }.get(status, LLMStatusCode.LLM_PARAM_INVALID if status in STATUSES else LLMStatusCode.LLM_FAILED)
+
+
+def reach_sentence(status: int, cluster: Cluster, cluster_id: int, link: LinkEnd | int | None) -> str:
+    """What happened to a copy over a link, out of the private memory of a peer or into it."""
+    pid = next((member.pid for member in cluster.namespace.members() if member.cluster_id == cluster_id), 0)
+    return access_sentence(status, f"cluster {cluster_id}", pid, _place(link) if isinstance(link, LinkEnd) else "the address")
+
+
+def _place(link: LinkEnd) -> str:
+    """The address that had no memory, and which tensor that is, if it is one of the peer's."""
+    found = None if link.directory is None else _addresses.tensor_of(link.directory, link.fault)
+    return f"address {link.fault:#x}" + ("" if found is None else f" (tensor {found[1]} of its cache {found[0]})")
 
 
 def access_sentence(status: int, peer: str, pid: int, place: str) -> str:

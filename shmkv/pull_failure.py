@@ -9,7 +9,7 @@ import errno
 import os
 from collections.abc import Sequence
 
-from shmkv import _attached, _core, _inspect, _lease, _lend, _link, _lookup, _plan, _pull
+from shmkv import _attached, _carry, _inspect, _lease, _lend, _link, _lookup, _plan, _pull, peer_access
 from shmkv.checks import shown
 from shmkv.cluster import Cluster
 from shmkv.errors import LLMException, LLMStatusCode, error_for_status
@@ -46,7 +46,7 @@ def code_of(status: int, cluster: Cluster) -> LLMStatusCode:
         _link.PEER_GONE: settings.timeout_status,
         _link.TIMEOUT: settings.timeout_status,
         _pull.DST_GONE: LLMStatusCode.LLM_KV_CACHE_NOT_EXIST,
-        _core.PRIVATE: LLMStatusCode.LLM_PARAM_INVALID,
+        _carry.PRIVATE: LLMStatusCode.LLM_PARAM_INVALID,
         _lease.NONE_FREE: LLMStatusCode.LLM_LINK_BUSY,
         _lend.UNMAPPED: LLMStatusCode.LLM_FEATURE_NOT_ENABLED,
         -errno.ENOENT: LLMStatusCode.LLM_KV_CACHE_NOT_EXIST,
@@ -56,6 +56,8 @@ def code_of(status: int, cluster: Cluster) -> LLMStatusCode:
         return LLMStatusCode.LLM_PARAM_INVALID
     if status in _lookup.MISSES:
         return LLMStatusCode.LLM_KV_CACHE_NOT_EXIST
+    if status in peer_access.STATUSES:
+        return peer_access.access_code(status, settings)
     return fixed.get(status, LLMStatusCode.LLM_FAILED)
 
 
@@ -67,9 +69,12 @@ def sentence_of(status: int, cluster: Cluster, links: Links, key: SourceKey, des
         return _argument_fault(status, cluster, links, key, desc, select)
     if status in _lookup.MISSES:
         return _miss(status, peer)
+    if status in peer_access.STATUSES:
+        return peer_access.reach_sentence(status, cluster, key.cluster_id, links.handle(key.cluster_id))
     known = {
         _pull.DST_GONE: "the destination was deallocated",
-        _core.PRIVATE: f"the source lies in private memory of the process of {peer}, which cannot be reached from another process",
+        _carry.PRIVATE: f"the source lies in private memory of the process of {peer}: it can be pulled, and not be looked at from "
+                        "another process",
         _link.ENDED: f"not linked to {peer}{_last_failure(links, key)}: call link_clusters first",
         _link.BUSY: f"the link to {peer} is being removed, or a signal handler interrupted a pull on this thread",
         _link.PEER_GONE: f"{peer} died, finalized or was restarted: unlink and link again",

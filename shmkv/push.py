@@ -239,7 +239,8 @@ class PushTask:
             status, address = self._push_over_link(destination, layer, begin, is_first)
         if status == 0:
             return OK, ""
-        return push_code(status, self._cluster), push_sentence(status, self._cluster, destination.cluster_id, address)
+        return push_code(status, self._cluster), push_sentence(status, self._cluster, self._links, destination.cluster_id,
+                                                                address)
 
     def _unequal(self, rows: Sequence[int]) -> str:
         """What is wrong with the bytes of a block that the caller gave."""
@@ -259,7 +260,7 @@ class PushTask:
         status = push_to_key(self._cluster, self._links, destination.key, self._source, select, lists)
         if status == 0:
             return OK, ""
-        return push_code(status, self._cluster), key_push_sentence(status, self._cluster, destination.key)
+        return push_code(status, self._cluster), key_push_sentence(status, self._cluster, self._links, destination.key)
 
     def _push_over_link(self, destination: Destination, layer: int, begin: int, is_first: bool) -> tuple[int, int]:
         """0 or a number of the core, and the address that it is about."""

@@ -1,20 +1,23 @@
 """The calls of a manager around memory of the caller that is given by its addresses."""
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
+from shmkv import _peer_memory
 from shmkv.addressed import AddressedCache
 from shmkv.cache import Cache
 from shmkv.cache_arguments import check_batch_dim_of_blocks, rows_of_keys
 from shmkv.cache_layout import CacheLayout, layout
 from shmkv.checks import check_bool, check_int64, check_sequence, check_type
 from shmkv.cluster import Cluster
-from shmkv.errors import LLMParamError
+from shmkv.errors import LLMException, LLMParamError
 from shmkv.keys import BlocksCacheKey, CacheKey, KeyWords
 from shmkv.link import Links
 from shmkv.link_watch import LinkWatch
 from shmkv.manager_base import ManagerBase
 from shmkv.own_cache import OwnCache
+from shmkv.pauses import Pauses
 from shmkv.push import Pushes
 from shmkv.types import CacheDesc, MemInfo, Memtype, Placement
 
@@ -34,8 +37,8 @@ class RegisterCalls(ManagerBase):
                        remote_accessible: bool | None = None) -> Cache:
         """A cache in memory of the caller, one address a tensor; `cache_keys[i]` names row i and is never consumed.
 
-        Memory within a cache that this cluster allocated can be used by other clusters as that cache can; other memory of this
-        process can be the destination of its own pulls and either end of its copies, and the source of its pushes.
+        Memory within a cache that this cluster allocated can be used by other clusters as that cache can. Other memory of this
+        process they can use where the kernel lets them reach it (`shmkv info` says whether it does), but not look at (views).
         `remote_accessible`: may other clusters push into it? By default memory of placement DEVICE that is registered before
         `LLMDataDist.link`.
 
@@ -87,6 +90,8 @@ class RegisterCalls(ManagerBase):
             with self._cluster.lock:
                 own = self._cluster.caches.register(wanted, addrs, rows, blocks=blocks, blocks_model_id=blocks_model_id,
                                                     remote_accessible=remote_accessible, into=made)
+            if self._cluster.settings.allow_ptrace:
+                _peer_memory.allow_all()
             return Cache(own.cache_id, own.desc.snapshot(), list(addrs), blocks, self, own)
         except BaseException:
             for cache in made:              # interrupted before anybody had a handle
@@ -96,18 +101,40 @@ class RegisterCalls(ManagerBase):
     def unregister_cache(self, cache_id: int) -> None:
         """Forget a registered cache and its keys; its memory is the caller's. An unknown id is no error.
 
+        When it returns, nobody moves bytes out of private memory or into it any more, so that it can be freed.
+
         Raises:
             LLMParamError: a cache that was allocated.
+            LLMException: LLM_TIMEOUT when somebody still does after `sync_kv_timeout`: call again before the memory is freed.
         """
         self._cluster.check_usable()
         check_int64("cache_id", cache_id)
         with self._cluster.lock:
-            own = self._cluster.caches.by_id(cache_id)
-            if own is None:
-                return
-            if not isinstance(own, AddressedCache):
+            caches = self._cluster.caches
+            own = caches.by_id(cache_id)
+            if own is not None and not isinstance(own, AddressedCache):
                 raise LLMParamError(f"cache {cache_id} was not registered: deallocate_cache gives its memory back")
-            self._cluster.caches.unregister(own)
+            if own is not None:
+                caches.unregister(own)
+        self._wait_until_unused(cache_id)
+
+    def _wait_until_unused(self, cache_id: int) -> None:
+        """Until nobody uses private memory that was registered under this number."""
+        settings, pauses = self._cluster.settings, Pauses()
+        deadline = time.monotonic() + settings.sync_kv_timeout_ms / 1000
+        while self._is_in_use(cache_id):
+            if time.monotonic() >= deadline:
+                raise LLMException(f"the memory of cache {cache_id} is still read or written after sync_kv_timeout of "
+                                   f"{settings.sync_kv_timeout_ms} ms", status_code=settings.timeout_status)
+            pauses.sleep()
+
+    def _is_in_use(self, cache_id: int) -> bool:
+        with self._cluster.lock:
+            own = self._cluster.caches.leaving(cache_id)
+            if not isinstance(own, AddressedCache) or own.host is not None:
+                return False            # what lies in a segment stays for as long as anybody uses it
+            self._cluster.caches.collect()
+            return self._cluster.caches.leaving(cache_id) is own
 
     def remap_registered_memory(self, mem_infos: MemInfo | Sequence[MemInfo]) -> None:
         """Check the arguments: memory of a host needs no mapping anew.

@@ -21,7 +21,7 @@ PLACES = "link_at|member_at|ended_at|cache_at|tensor_at|row_at|directory_header"
 PRIVATE = {
     ("_lookup.pyx", "copy"), ("_inspect.pyx", "copy"), ("_mapping.pyx", "made"), ("_attached.pyx", "copy"), ("_peer_memory.pyx", "copy"),
     ("_lookup.pyx", "cache"), ("_coverage.pyx", "cache"), ("_coverage.pxd", "cache"), ("_core.pyx", "cache"), ("_layout.pyx", ""),
-    ("_lend.pyx", "t"), ("_lend.pyx", "one"), ("_lend.pyx", "other"),
+    ("_lend.pyx", "t"), ("_lend.pyx", "one"), ("_lend.pyx", "other"), ("_peer_memory.pyx", "copy"),
 }
 # Fields that lead into shared memory from a private struct.
 POINTERS = {"record": "LinkRecord", "mine": "LinkSide", "row": "RowRecord", "cache": "CacheRecord"}

@@ -203,28 +203,6 @@ def test_addresses_of_registered_memory_can_be_pushed_to(member: StartPeer) -> N
     np.testing.assert_array_equal(owner.read("arena")[:, :, 0], content[:, :, 0])
 
 
-# -- private memory of another process ----------------------------------------------------------------------------------
-
-def test_private_memory_of_another_process_is_refused(member: StartPeer) -> None:
-    owner, other = member(1, remote=True), member(2, link=(1,), remote=True)
-    number = owner.call("v2_register", name="kv")
-    other.call("v2_allocate", name="kv")
-    for call in ("v2_pull", "v2_push"):
-        answer = other.attempt(call, key=by_id(1, number), name="kv")
-        assert answer.outcome == INVALID
-        assert "private memory" in answer.text
-
-
-def test_memory_beyond_one_segment_is_private(member: StartPeer) -> None:
-    owner, other = member(1, remote=True), member(2, link=(1,), remote=True)
-    owner.call("v2_allocate", name="arena", num_tensors=1, shape=[2, 8], dtype="DT_INT8")
-    other.call("v2_allocate", name="kv", num_tensors=1, shape=[1, 1], dtype="DT_INT8")
-    inside = owner.call("v2_register", name="a", num_tensors=1, shape=[16], dtype="DT_INT8", over="arena")
-    beyond = owner.call("v2_register", name="b", num_tensors=1, shape=[8192], dtype="DT_INT8", over="arena")
-    assert other.outcome("v2_pull", key=by_id(1, inside), name="kv") == OK
-    assert other.outcome("v2_pull", key=by_id(1, beyond), name="kv") == INVALID
-
-
 def test_nobody_waits_at_the_end_for_keys_that_are_never_used_up(member: StartPeer) -> None:
     owner = member(1)
     owner.call("v2_register", name="kv", keys=[req(1, 1)])

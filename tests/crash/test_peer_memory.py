@@ -9,7 +9,7 @@ import builds
 import numpy as np
 import pytest
 from members import namespace_of, wait_until_dead
-from peer import Namespace, Peer, StartPeer
+from peer import Namespace, Peer, StartPeer, by_id
 
 from shmkv import _link
 
@@ -93,3 +93,30 @@ def test_an_owner_that_stands_still_is_moved_from_and_to(world: Any, writes: boo
     made.owner.cont()
     wanted = np.zeros(NBYTES, np.uint8) if writes else np.random.default_rng(3).integers(0, 256, NBYTES, np.uint8)
     assert made.owner.call("execute", code=DIGEST) == hashlib.sha256(wanted).hexdigest()
+
+
+@pytest.mark.parametrize("ends", ["goes on", "is killed"])
+def test_unregister_waits_for_who_is_in_the_memory(namespace: Namespace, ends: str) -> None:
+    """Only then may the memory be freed: a push that stands still has it pinned."""
+    env = builds.environment("crash", builds.build("crash"))
+    managed = {"enable_cache_manager": True, "enable_remote_cache_accessible": True, "mem_pool_cfg": '{"memory_size": 104857600}'}
+    owner = namespace.start_cluster("MIX", 1, env, sync_kv_timeout=200, **managed)
+    pusher = namespace.start_cluster("MIX", 2, env, **managed)
+    assert pusher.call("link", ids=[1]) == ["LLM_SUCCESS", ["LLM_SUCCESS"]]
+    cache_id = owner.call("v2_register", name="private", num_tensors=2)
+    pusher.call("v2_allocate", name="kv", num_tensors=2)
+    pusher.call("noise", name="kv", seed=4)
+    pusher.call("execute", code="from shmkv import _crash\n_crash.arm('copying', True)")
+    pusher.send("v2_push", key=by_id(1, cache_id), name="kv")
+    assert pusher.wait_stopped_or_dead()
+    for _ in range(2):
+        assert owner.outcome("v2_unregister", cache_id=cache_id) == "LLM_TIMEOUT"
+    if ends == "is killed":
+        pusher.kill()
+    else:
+        pusher.cont()
+        assert pusher.receive().outcome == "LLM_SUCCESS"
+    assert owner.outcome("v2_unregister", cache_id=cache_id) == "LLM_SUCCESS"
+    content = owner.call("execute", code="result = bytes(memoryview(agent.memory['private'][0])).hex()")
+    wanted = bytes(32) if ends == "is killed" else pusher.read("kv")[0].tobytes()[:16] + bytes(16)
+    assert bytes.fromhex(content) == wanted
