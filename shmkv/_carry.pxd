@@ -20,4 +20,5 @@ cdef struct PeerEnd:
 cdef int attach(Link* link, const FoundRow* found, PeerEnd* end) noexcept nogil
 cdef int bring_pages(Link* link, Patience* wait, PeerEnd* end) noexcept nogil
 cdef int carry_in(Link* link, Patience* wait, const Plan* plan, uint64_t whole_nbytes, const PeerEnd* src, char* dst) noexcept nogil
-cdef int carry_out(Link* link, Patience* wait, const Plan* plan, uint64_t whole_nbytes, char* src, const PeerEnd* dst) noexcept nogil
+cdef int carry_out(Link* link, Patience* wait, const Plan* plan, uint64_t whole_nbytes, char* src,
+                   const PeerEnd* dst) noexcept nogil

@@ -69,7 +69,8 @@ cdef int look_at_link(void* looker) noexcept nogil:
     return look_between_chunks((<Looker*>looker).link, (<Looker*>looker).wait)
 
 
-cdef int carry_in(Link* link, Patience* wait, const Plan* plan, uint64_t whole_nbytes, const PeerEnd* src, char* dst) noexcept nogil:
+cdef int carry_in(Link* link, Patience* wait, const Plan* plan, uint64_t whole_nbytes, const PeerEnd* src,
+                  char* dst) noexcept nogil:
     """The bytes of a plan, which is all or a part of a transfer of `whole_nbytes`, out of the peer's memory: 0, LINK_*, MEMORY_*,
     ATTACH_* or -errno."""
     cdef Looker looker
@@ -79,7 +80,8 @@ cdef int carry_in(Link* link, Patience* wait, const Plan* plan, uint64_t whole_n
     return move_part(plan, whole_nbytes, src.segment.address, src.segment.fd, dst, MOVE_DIRECT, look_at_link, &looker)
 
 
-cdef int carry_out(Link* link, Patience* wait, const Plan* plan, uint64_t whole_nbytes, char* src, const PeerEnd* dst) noexcept nogil:
+cdef int carry_out(Link* link, Patience* wait, const Plan* plan, uint64_t whole_nbytes, char* src,
+                   const PeerEnd* dst) noexcept nogil:
     """The same into the peer's memory."""
     cdef Looker looker
     looker.link, looker.wait = link, wait

@@ -126,7 +126,7 @@ STRONGER: dict[str, tuple[str, str]] = {
             "_directory:bind:exchange64_seq#1", "_directory:bind:exchange32_seq#1", "_inspect:copy_cache:load64_seq#2",
             "_lookup:copy_cache:load64_seq#2", "_lookup:recheck:load64_seq#1", "_lookup:recheck_rows:load64_seq#1",
             "_link_record:find:load64_seq#2", "_link_record:living:load64_seq#2", "_members:read:load64_acquire#2",
-            "_members:write:store64_release#1"),
+            "_members:write:store64_release#1", "_peer_memory:copy_member:load64_acquire#2"),
     **_need("relaxed", "an acquire load stands in front of it: of `open`, of the cache word, of the entries",
             "_link_record:is_idle:load64_seq#1", "_link_record:is_idle:load64_seq#2", "_attached:copy_header:load64_acquire#1",
             "_lookup:probe:load64_seq#2"),

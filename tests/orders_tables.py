@@ -21,6 +21,8 @@ HEADERS = (
     shown("header of the members table", "_mapping:publish_header:store32_release#1", "_members:read_header:load32_acquire#1"),
     shown("header of a segment", "_mapping:publish_header:store32_release#1", "_attached:copy_header:load32_acquire#1"),
     shown("record of a member", "_members:write:store64_release#2", "_members:read:load64_acquire#1"),
+    shown("record of a member whose memory is reached", "_members:write:store64_release#2",
+          "_peer_memory:copy_member:load64_acquire#1"),
 )
 
 PAGES = tuple(
@@ -95,14 +97,15 @@ SEGMENT_AGAIN = Scenario(
     lambda seen: seen["r_word"] != (2, "LIVE") or seen["r_generation"] == 2)
 
 # A slot of the members table that goes to another cluster while it is read.
-MEMBER_AGAIN = Scenario(
-    "a member's record that changes hands", {"incarnation": 1, "cluster": 1},
+MEMBER_AGAIN = tuple(Scenario(
+    f"a member's record that changes hands, {reader}", {"incarnation": 1, "cluster": 1},
     ((at("_members:write:store64_release#1", "incarnation", 0), at("_members:write:fence_release#1"), write("cluster", 2),
       at("_members:write:store64_release#2", "incarnation", 2)),
-     (at("_members:read:load64_acquire#1", "incarnation", into="r_incarnation"), read("cluster", "r_cluster"),
-      at("_members:read:fence_acquire#1"),
-      at("_members:read:load64_acquire#2", "incarnation", into="r_again", again="r_incarnation"))),
+     (at(f"{reader}:load64_acquire#1", "incarnation", into="r_incarnation"), read("cluster", "r_cluster"),
+      at(f"{reader}:fence_acquire#1"),
+      at(f"{reader}:load64_acquire#2", "incarnation", into="r_again", again="r_incarnation"))),
     lambda seen: seen["r_incarnation"] != seen["r_again"] or seen["r_incarnation"] in (0, seen["r_cluster"]))
+    for reader in ("_members:read", "_peer_memory:copy_member"))
 
 # What `ls` shows of a record is of one cache, too.
 SHOWN = Scenario(
@@ -164,4 +167,4 @@ TOMBSTONE = Scenario(
     lambda seen: seen["r_entry"] != 1 or seen["r_ended"] == 1)
 
 SCENARIOS = (*HEADERS, *PAGES, *RINGS, COUNT_IN_TIME, CACHE_BY_ID, FILLED_ROW, FILLED_PROGRESS, PUBLISHED_AT_ONCE, SEGMENT_AGAIN,
-             MEMBER_AGAIN, SHOWN, INDEX, PUNCHED, TOMBSTONE)
+             *MEMBER_AGAIN, SHOWN, INDEX, PUNCHED, TOMBSTONE)

@@ -19,7 +19,8 @@ RECORDS = sorted({struct for struct, _, _, _ in _layout.fields()})
 PLACES = "link_at|member_at|ended_at|cache_at|tensor_at|row_at|directory_header"
 # Pointers to private copies: (file, name of the variable).
 PRIVATE = {
-    ("_lookup.pyx", "copy"), ("_inspect.pyx", "copy"), ("_mapping.pyx", "made"), ("_attached.pyx", "copy"), ("_peer_memory.pyx", "copy"),
+    ("_lookup.pyx", "copy"), ("_inspect.pyx", "copy"), ("_mapping.pyx", "made"), ("_attached.pyx", "copy"),
+    ("_peer_memory.pyx", "copy"),
     ("_lookup.pyx", "cache"), ("_coverage.pyx", "cache"), ("_coverage.pxd", "cache"), ("_core.pyx", "cache"), ("_layout.pyx", ""),
     ("_lend.pyx", "t"), ("_lend.pyx", "one"), ("_lend.pyx", "other"), ("_peer_memory.pyx", "copy"),
 }

@@ -169,10 +169,10 @@ def test_m11_members_are_linked_when_they_are_there(managed: Managed, member: St
     assert status_of(lambda: dist.cache_manager.pull_cache(CacheKey(2, 3), cache)) == LLMStatusCode.LLM_KV_CACHE_NOT_EXIST
 
 
-def test_m12_private_memory_is_its_owners(managed: Managed, member: StartPeer) -> None:
+def test_m12_private_memory_goes_by_the_kernel(managed: Managed, member: StartPeer) -> None:
     owner = member(2)
     register = """
-agent.memory = np.zeros((2, 1, 64), np.uint8)
+agent.memory = np.full((2, 1, 64), 7, np.uint8)
 private = [tensor.ctypes.data for tensor in agent.memory]
 inside = agent.dist.cache_manager.allocate_cache(shmkv.CacheDesc(2, [1, 64], shmkv.DataType.DT_INT8))
 desc = shmkv.CacheDesc(2, [1, 64], shmkv.DataType.DT_INT8)
@@ -183,5 +183,7 @@ agent.kept = [agent.dist.cache_manager.register_blocks_cache(desc, private, shmk
     dist = managed(1)
     dist.link("both", {1: 0, 2: 1}, "{}")
     mine = dist.cache_manager.allocate_blocks_cache(CacheDesc(2, [1, 64], DataType.DT_INT8))
-    assert status_of(lambda: dist.cache_manager.pull_blocks(BlocksCacheKey(2, 1), mine, [0], [0])) == INVALID
+    dist.cache_manager.pull_blocks(BlocksCacheKey(2, 1), mine, [0], [0])
+    assert (cache_bytes.read(mine) == 7).all()
     dist.cache_manager.pull_blocks(BlocksCacheKey(2, 2), mine, [0], [0])
+    assert (cache_bytes.read(mine) == 0).all()
