@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +84,13 @@ class Engine:
 
     def close(self) -> int:
         """End as a program ends: its exit status."""
-        if self._process.poll() is None:
-            assert self._process.stdin is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):
             self._process.stdin.close()
-            try:
-                self._process.wait(60)
-            except subprocess.TimeoutExpired:
-                self.kill()
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._process.stdout.close()
         return self._process.returncode
