@@ -534,9 +534,10 @@ def test_l8_a_link_call_waits_milliseconds_for_another_one(here: Here) -> None:
     first = threading.Thread(target=dist.link_clusters, args=([cluster(9)], 3000))
     first.start()
     status = LLMStatusCode.LLM_SUCCESS
-    while first.is_alive() and status != LLMStatusCode.LLM_PROCESSING_LINK:
-        begin = time.monotonic()
-        status, _ = dist.link_clusters([cluster(9)], 200)
+    while first.is_alive() and status != LLMStatusCode.LLM_PROCESSING_LINK:     # until the other call has begun
+        status, _ = dist.link_clusters([cluster(9)], 1)
+    begin = time.monotonic()
+    status, _ = dist.link_clusters([cluster(9)], 200)
     assert status == LLMStatusCode.LLM_PROCESSING_LINK
     assert time.monotonic() - begin >= 0.2
     first.join()
