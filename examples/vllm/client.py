@@ -30,9 +30,11 @@ def wait_for(urls: list[str], seconds: float) -> None:
                 time.sleep(1)
 
 
-def ask(url: str, question: str) -> str:
+def ask(url: str, number: int, question: str) -> str:
+    """Each question is about a story of its own: what a decode engine has had before it need not take from anybody."""
+    story = f"Letter {number}. {STORY * 8}"
     wanted = {"model": "model", "temperature": 0, "max_tokens": 32,
-              "messages": [{"role": "system", "content": STORY * 4}, {"role": "user", "content": question}]}
+              "messages": [{"role": "system", "content": story}, {"role": "user", "content": question}]}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(wanted).encode(),
                                      {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=300) as response:
@@ -55,9 +57,9 @@ def main() -> None:
     arguments.add_argument("--wait-s", type=float, default=300)
     given = arguments.parse_args()
     wait_for([f"{given.prefill}/health", f"{given.url}/health"], given.wait_s)
-    for question in QUESTIONS:
+    for number, question in enumerate(QUESTIONS):
         begun = time.monotonic()
-        print(f"{question}\n  {ask(given.url, question)}  ({time.monotonic() - begun:.2f} s)", flush=True)
+        print(f"{question}\n  {ask(given.url, number, question)}  ({time.monotonic() - begun:.2f} s)", flush=True)
     hits, blocks = count(given.metrics, "hit_tokens"), count(given.metrics, "loaded_blocks")
     print(f"the decode engine took {hits} tokens ({blocks} blocks) from the prefill engine instead of computing them")
     if not hits:

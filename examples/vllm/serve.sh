@@ -18,6 +18,7 @@ stop() {
   # shellcheck disable=SC2086
   [ -z "$pids" ] || kill $pids 2>/dev/null || true
   wait
+  python -m shmkv gc > /dev/null 2>&1 || true       # of engines that a signal ended
   rm -rf "$work"
 }
 trap stop EXIT

@@ -408,6 +408,33 @@ def test_two_sides_of_a_process_share_a_cluster_until_the_last_one_ends(namespac
     again.close()
 
 
+IN_A_CHILD = """
+import multiprocessing, sys
+from vllm_parts import IDENTITY
+from shmkv.integrations.vllm.settings import ConnectorSettings
+from shmkv.integrations.vllm.sharing import open_shared
+
+def engine():
+    open_shared(ConnectorSettings(), IDENTITY, consumes=True, produces=True)
+    sys.exit(0)
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=engine)
+    child.start()
+    child.join()
+    sys.exit(child.exitcode)
+"""
+
+
+def test_a_process_of_multiprocessing_that_ends_leaves_nothing(namespace: Namespace, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(IN_A_CHILD)
+    environment = namespace.environment({"PYTHONPATH": str(PROGRAM.parent)})
+    done = subprocess.run([sys.executable, str(program)], env=environment, timeout=DEADLINE_S, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert namespace.names() == set()
+
+
 def test_a_namespace_that_cannot_be_is_said_at_once(namespace: Namespace) -> None:
     with pytest.raises(LLMParamError, match=r"shmkv\.Namespace must be"):
         open_shared(ConnectorSettings(namespace="a b"), IDENTITY, consumes=True, produces=False)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import threading
+from multiprocessing.util import Finalize
 
 from shmkv.errors import LLMException
 from shmkv.integrations.vllm.counters import Counters
@@ -27,6 +28,12 @@ class Shared:
         except BaseException:
             self.endpoint.close()
             raise
+        # Processes that multiprocessing made, as vLLM's are, do not run what stands in atexit. After threads and queues of others.
+        self._at_exit = Finalize(None, self._end, exitpriority=0)
+
+    def _end(self) -> None:
+        self.peers.close()
+        self.endpoint.close()
 
     def close(self) -> None:
         """One side has ended; the last one ends all."""
@@ -35,8 +42,8 @@ class Shared:
             if self.users > 0 or _open.get(os.getpid()) is not self:
                 return
             del _open[os.getpid()]
-            self.peers.close()
-            self.endpoint.close()
+            self._at_exit.cancel()
+            self._end()
 
 
 _opening = threading.Lock()
