@@ -492,7 +492,7 @@ def test_l1_two_entries_in_the_callers_dict_and_no_file(fresh: LLMDataDist, tmp_
 
 def test_l2_neither_device_nor_address_is_needed(fresh: LLMDataDist) -> None:
     fresh.init({})
-    fresh.kv_cache_manager.allocate_cache(DESC)
+    assert fresh.kv_cache_manager.allocate_cache(DESC).cache_id == 1
 
 
 @pytest.mark.parametrize("text", ["nothing", "127.0.0.1", "127.0.0.1:70000"])

@@ -92,11 +92,14 @@ def test_m2_offsets_are_obeyed(manager: Any) -> None:
 def test_m3_caches_that_were_made_later_are_found(member: StartPeer) -> None:
     owner, reader = member(1), member(2, link=(1,))
     desc = "shmkv.CacheDesc(2, [1, 8], shmkv.DataType.DT_INT8)"
-    fill = f"agent.dist.cache_manager.allocate_cache({desc}, [shmkv.CacheKey(1, {{}})])"
-    pull = f"agent.dist.cache_manager.pull_cache(shmkv.CacheKey(1, {{}}), agent.dist.cache_manager.allocate_cache({desc}))"
+    fill = f"agent.cache = agent.dist.cache_manager.allocate_cache({desc}, [shmkv.CacheKey(1, {{0}})])\n" \
+           "for tensor in agent.cache.tensors: tensor.numpy()[...] = {0}"
+    pull = f"cache = agent.dist.cache_manager.allocate_cache({desc})\n" \
+           "agent.dist.cache_manager.pull_cache(shmkv.CacheKey(1, {0}), cache)\n" \
+           "result = [int(tensor.numpy().min()) for tensor in cache.tensors]"
     for number in (5, 6):
         owner.call("execute", code=fill.format(number))
-        reader.call("execute", code=pull.format(number))
+        assert reader.call("execute", code=pull.format(number)) == [number, number]
 
 
 def test_m4_each_key_counts_its_own_layers(manager: Any) -> None:

@@ -110,7 +110,7 @@ def test_a2_12_roles_may_be_switched_freely(managed: Managed) -> None:
     dist.switch_role(LLMRole.PROMPT)
     dist.switch_role(LLMRole.MIX)
     # Whatever the role, all calls are there.
-    dist.cache_manager.allocate_cache(CacheDesc(2, [2, 8], DataType.DT_INT8), [CacheKey(1, 1)])
+    assert dist.cache_manager.allocate_cache(CacheDesc(2, [2, 8], DataType.DT_INT8), [CacheKey(1, 1)]).cache_id == 1
     dist.cache_manager.remove_cache_key(CacheKey(1, 1))
 
 

@@ -129,7 +129,7 @@ def test_a_link_made_otherwise_is_left_alone(member: StartPeer) -> None:
     two = member(2, link=(1,))
     two.call("v2_allocate", name="kv")
     two.call("v2_unlink", comm_id=two.call("v2_link", name="comm", members=[[1, 0], [2, 1]]))
-    two.call("v2_pull", key=by_id(1, 1), name="kv")
+    assert two.outcome("v2_pull", key=by_id(1, 1), name="kv") == "LLM_SUCCESS"
 
 
 def test_calls_of_a_communication_belong_to_the_mode(here: Managed) -> None:
