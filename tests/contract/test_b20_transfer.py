@@ -82,7 +82,8 @@ agent.dist.kv_cache_manager.register_cache(shmkv.CacheDesc(2, [2, 8], shmkv.Data
 result = [each.ctypes.data for each in agent.memory]
 """
     assert push(source, target.call("execute", code=code)) == [INVALID]
-    assert any("memory that it registered cannot be pushed to" in said for said in source.call("heard"))
+    heard = source.call("heard")
+    assert any("allocated or registered by address" in said for said in heard), heard
     assert target.call("execute", code="result = bool((agent.memory == 0x5A).all())")
 
 
