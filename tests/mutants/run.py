@@ -49,6 +49,7 @@ OWN: dict[str, list[str]] = {
     "_cache_records.pyx": ["test_directory.py", "test_lookup.py", "test_core.py", "test_index.py", "test_caches.py"],
     "_directory.pyx": ["test_directory.py", "test_lookup.py", "test_core.py", "test_index.py", "test_caches.py"],
     "_index.pyx": ["test_index.py", "test_directory.py", "test_caches.py"],
+    "_carry.pyx": ["test_core.py", "test_pull_calls.py", "test_mapping.py", "test_scribbled.py"],
     "_core.pyx": ["test_core.py", "test_pull_calls.py", "test_mapping.py", "test_changes_during_pull.py"],
 }
 LATER = (["contract", "processes"], ["cases"])

@@ -105,7 +105,7 @@ CORE = [
     Edit("_core.pyx", ">= tensors else FIND_UNPUBLISHED", "> tensors else FIND_UNPUBLISHED"),
     Edit("_core.pyx", "    if want.select.src_count >= 0 and", "    if want.select.src_count > 1 and"),
     Edit("_core.pyx", "if count - link.unlinked_seen >= UNLINKED_RING:", "if count - link.unlinked_seen >= 2 * UNLINKED_RING:"),
-    Edit("_core.pyx", "elif segment[0].nbytes != found.copy.segment_nbytes:",
+    Edit("_carry.pyx", "elif segment[0].nbytes != found.copy.segment_nbytes:",
          "elif segment[0].nbytes > found.copy.segment_nbytes:"),
     Edit("_core.pyx", "    if count < found.copy.num_tensors:\n", "    if count + 1 < found.copy.num_tensors:\n"),
     Edit("_core.pyx", "if not want.consumes or found.key_kind != KEY_REQUEST or", "if not want.consumes or"),

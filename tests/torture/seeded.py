@@ -15,13 +15,13 @@ PIN = [Edit("_lookup.pyx", """\
 """, "    return True\n")]
 
 # The owner may use the memory again while it is being copied.
-HAZARD = [Edit("_core.pyx", "            looker.link = link\n", "            unpin(link.mine)\n            looker.link = link\n")]
+HAZARD = [Edit("_core.pyx", "            status = carry_in(", "            unpin(link.mine)\n            status = carry_in(")]
 
 # The other side may have the link before the copy, its fence, the recheck and the end of the hazard.
 WORD = [
     Edit("_core.pyx", "    store64_relaxed,\n", "    store64_relaxed,\n    word_release,\n"),
-    Edit("_core.pyx", "            looker.link = link\n",
-         "            link.retake_ns = word_release(&link.record.word, link.side)\n            looker.link = link\n"),
+    Edit("_core.pyx", "            status = carry_in(",
+         "            link.retake_ns = word_release(&link.record.word, link.side)\n            status = carry_in("),
 ]
 
 # Marks of an earlier key of a row count for the next one.
