@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
+from typing import NoReturn, TypeVar, cast
 
 from shmkv.errors import LLMNoneError, LLMParamError
 
@@ -246,12 +246,7 @@ class Uncopyable:
 
 
 class ApiObject(Uncopyable):
-    """A resource with llm_datadist's calls: a name that it does not have is told together with where to find those that it has."""
-
-    if not TYPE_CHECKING:       # a type checker would take any name for offered
-
-        def __getattr__(self, name: str) -> NoReturn:
-            raise AttributeError(not_offered(f"'{type(self).__name__}' object", name), name=name, obj=self)
+    """A resource with llm_datadist's calls, of which `llm_datadist.install` makes one say where they are listed."""
 
 
 def not_offered(owner: str, name: str) -> str:
