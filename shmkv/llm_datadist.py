@@ -116,7 +116,7 @@ def _refuser(module: str) -> Callable[[str], NoReturn]:
 
 def _refuse(self: ApiObject, name: str) -> NoReturn:
     """The `__getattr__` of resources. Given to them here and not in their class, because a class that has one makes each look at an
-    attribute slower: a pull of 4 KiB by a third."""
+    attribute slower: a plain pull of 4 KiB took 893 ns instead of 774 in `make bench`."""
     raise AttributeError(not_offered(f"'{type(self).__name__}' object", name), name=name, obj=self)
 
 

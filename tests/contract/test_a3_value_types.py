@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+import shmkv
 from shmkv import checks, types
 from shmkv.cluster_info import parse_ip_port
 from shmkv.errors import LLMException, LLMStatusCode
 from shmkv.keys import BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
+from shmkv.kv_cache import KvCache
 from shmkv.transfer_config import TransferConfig, TransferWithCacheKeyConfig
-from shmkv.types import CacheDesc, DataType, MemInfo, Memtype
+from shmkv.types import CacheDesc, DataType, MemInfo, Memtype, Placement
 
 U64MAX = 2**64 - 1
 
@@ -110,6 +112,12 @@ def test_a3_6_transfer_with_cache_key_config_setters() -> None:
     assert (config.src_layer_range, config.dst_layer_range) == (range(1, 3), range(2))
 
 
+def test_a3_7_addresses_of_a_cpu_cache_are_of_one_form() -> None:
+    desc = CacheDesc(2, [1, 8], DataType.DT_INT8, Placement.HOST)
+    with pytest.raises(LLMException, match="should be consistent"):
+        KvCache.create_cpu_cache(desc, [[1], 1])        # type: ignore[list-item]
+
+
 @pytest.mark.parametrize(
     ("check", "value"),
     [
@@ -127,6 +135,11 @@ def test_a3_9_layers_and_listen_address() -> None:
     assert checks.layer_range_to_tensor_indices(range(1, 2), 2) == [2, 3]
     assert checks.layer_range_to_tensor_indices(range(1, 2)) == [2, 3]
     assert parse_ip_port("22:33") == ("22", 33)
+
+
+def test_a3_10_an_unknown_name_of_the_package() -> None:
+    with pytest.raises(AttributeError, match="has no attribute"):
+        shmkv.nothing_of_that_name      # noqa: B018
 
 
 def test_a3_11_dtype_tables() -> None:
