@@ -1,6 +1,7 @@
 """CacheView: read-only arrays on the memory of the cluster that filled it, without a copy."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from types import TracebackType
 
@@ -10,7 +11,7 @@ from shmkv.checks import Uncopyable
 from shmkv.data_type import DataType
 from shmkv.errors import LLMParamError
 from shmkv.kv_cache import row_shape, view_of
-from shmkv.lending import Lender, LentTensor, region_of
+from shmkv.lending import Lender, LentTensor, kind_of, region_of
 from shmkv.types import CacheDesc
 
 
@@ -28,16 +29,19 @@ class CacheView(Uncopyable):
         self._closed = closed           # told after each close
         self._is_closed = False         # by this object: in a forked child the loan is the parent's, and stays open
         self._window = window           # offset, size (-1: the rest of the row)
-        self._shapes = _Shapes(desc, first_tensor)
+        self._desc = desc
+        self._first = first_tensor
         self._tensors: tuple[TensorView, ...] = ()
         self._lent: list[LentTensor] = []
         # What does not fit is said now, not at the first look. Of tensors that are alike one is enough.
-        if loan.are_alike and (desc is None or desc.is_uniform):
-            self._shapes.of(0, LentTensor(*loan.first()), window)
-            self._shapes.check_count(loan.count)
-            return
-        for place, tensor in enumerate(self._all_lent()):
-            self._shapes.of(place, tensor, window)
+        if not loan.are_alike or (desc is not None and not desc.is_uniform):
+            for place, tensor in enumerate(self._all_lent()):
+                self._shape_of(place, tensor)
+        elif desc is None:
+            _, _, outer, _, inner, dtype = loan.first()
+            elements(first_tensor, outer, inner, dtype, *window)
+        else:
+            self._shape_of(loan.count - 1, LentTensor(*loan.first()))
 
     def _all_lent(self) -> list[LentTensor]:
         if not self._lent:
@@ -69,10 +73,16 @@ class CacheView(Uncopyable):
         return made
 
     def _view(self, region: Region, place: int, tensor: LentTensor) -> TensorView:
-        shape, kind = self._shapes.of(place, tensor, self._window)
+        shape, kind = self._shape_of(place, tensor)
         offset = tensor.offset + self._loan.row * tensor.inner + (self._window[0] if tensor.outer == 1 else 0)
         pitch = tensor.rows * tensor.inner if tensor.outer > 1 else 0
         return view_of(region, offset, shape, kind, readonly=True, pitch=pitch)
+
+    def _shape_of(self, place: int, tensor: LentTensor) -> tuple[tuple[int, ...], DataType]:
+        """Shape and element type of an array: the caller's, or one axis of the recorded type. LLMParamError for what has none."""
+        if self._desc is None:
+            return elements(self._first + place, tensor.outer, tensor.inner, tensor.dtype, *self._window)
+        return described(self._desc, self._first + place, tensor, self._window)
 
     def close(self) -> None:
         """Let the owner have its memory back. Twice is no error."""
@@ -101,39 +111,34 @@ def _window_of(tensor: LentTensor, window: tuple[int, int]) -> tuple[int, int]:
     return offset, tensor.row_nbytes - offset if size < 0 else size
 
 
-class _Shapes:
-    """Shape and element type of each view: of the caller's description, or one axis of the recorded type."""
+@functools.lru_cache(maxsize=1024)      # rows of a few forms are looked at again and again, and this takes as long as the loan
+def elements(number: int, outer: int, inner: int, dtype: int, offset: int, size: int) -> tuple[tuple[int, ...], DataType]:
+    """One axis of the recorded element type, or two where a row lies in `outer` pieces of `inner` bytes. LLMParamError if it is not
+    made of whole ones; `number` is the tensor's, to say so."""
+    nbytes = outer * inner - offset if size < 0 else size
+    check_whole(number, outer, inner, nbytes)
+    kind = kind_of(inner, dtype)
+    if offset % kind.nbytes or nbytes % kind.nbytes:
+        raise LLMParamError(f"{nbytes} bytes at {offset} are no whole elements of {kind}: give a cache_desc")
+    if outer > 1:
+        return (outer, inner // kind.nbytes), kind
+    return (nbytes // kind.nbytes,), kind
 
-    def __init__(self, desc: CacheDesc | None, first_tensor: int) -> None:
-        self._desc = desc
-        self._first = first_tensor
 
-    def check_count(self, count: int) -> None:
-        """LLMParamError if there are fewer tensors in the description."""
-        if self._desc is not None and self._first + count > self._desc.num_tensors:
-            raise LLMParamError(f"argument 'cache_desc' has {self._desc.num_tensors} tensors, tensor {self._first + count - 1} is "
-                                f"viewed")
+def described(desc: CacheDesc, number: int, tensor: LentTensor, window: tuple[int, int]) -> tuple[tuple[int, ...], DataType]:
+    """What the caller's description says of tensor `number`. LLMParamError if it has another number of bytes."""
+    _, nbytes = _window_of(tensor, window)
+    check_whole(number, tensor.outer, tensor.inner, nbytes)
+    if number >= desc.num_tensors:
+        raise LLMParamError(f"argument 'cache_desc' has {desc.num_tensors} tensors, tensor {number} is viewed")
+    geometry = desc.tensor_row_geometry(number)
+    if geometry.row_nbytes != nbytes or (tensor.outer > 1 and geometry.outer != tensor.outer):
+        raise LLMParamError(f"argument 'cache_desc' has rows of {geometry.row_nbytes} bytes for tensor {number}, viewed are "
+                            f"{nbytes} bytes of rows of {tensor.outer} x {tensor.inner}")
+    return row_shape(desc, number, tensor.outer), desc.tensor_data_type(number)
 
-    def of(self, place: int, tensor: LentTensor, window: tuple[int, int]) -> tuple[tuple[int, ...], DataType]:
-        """LLMParamError for what has no such shape."""
-        offset, nbytes = _window_of(tensor, window)
-        if tensor.outer > 1 and nbytes != tensor.row_nbytes:
-            raise LLMParamError(f"tensor {self._first + place} has rows in {tensor.outer} pieces: only whole rows can be viewed")
-        if self._desc is not None:
-            return self._described(self._desc, self._first + place, tensor, nbytes)
-        kind = tensor.kind
-        if offset % kind.nbytes or nbytes % kind.nbytes:
-            raise LLMParamError(f"{nbytes} bytes at {offset} are no whole elements of {kind}: give a cache_desc")
-        if tensor.outer > 1:
-            return (tensor.outer, tensor.inner // kind.nbytes), kind
-        return (nbytes // kind.nbytes,), kind
 
-    @staticmethod
-    def _described(desc: CacheDesc, number: int, tensor: LentTensor, nbytes: int) -> tuple[tuple[int, ...], DataType]:
-        if number >= desc.num_tensors:
-            raise LLMParamError(f"argument 'cache_desc' has {desc.num_tensors} tensors, tensor {number} is viewed")
-        geometry = desc.tensor_row_geometry(number)
-        if geometry.row_nbytes != nbytes or (tensor.outer > 1 and geometry.outer != tensor.outer):
-            raise LLMParamError(f"argument 'cache_desc' has rows of {geometry.row_nbytes} bytes for tensor {number}, viewed are "
-                                f"{nbytes} bytes of rows of {tensor.outer} x {tensor.inner}")
-        return row_shape(desc, number, tensor.outer), desc.tensor_data_type(number)
+def check_whole(number: int, outer: int, inner: int, nbytes: int) -> None:
+    """LLMParamError for a part of a row whose pieces lie apart."""
+    if outer > 1 and nbytes != outer * inner:
+        raise LLMParamError(f"tensor {number} has rows in {outer} pieces: only whole rows can be viewed")

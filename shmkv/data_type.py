@@ -34,10 +34,13 @@ class DataType(Enum):
     DT_FLOAT8_E5M2 = 35
     DT_FLOAT8_E4M3FN = 36
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of one element."""
-        return _STORAGE[self].itemsize
+    nbytes: int
+    """Bytes of one element."""
+
+    @classmethod
+    def numbered(cls, number: int) -> DataType | None:
+        """The element type with this number, if there is one: a peer's record may hold any."""
+        return _NUMBERED.get(number)
 
     @classmethod
     def named(cls, name: str) -> DataType:
@@ -102,6 +105,9 @@ _STORAGE: dict[DataType, np.dtype[Any]] = {
     DataType.DT_BF16: np.dtype(ml_dtypes.bfloat16),
     DataType.DT_STRING: np.dtype("V16"),
 }
+for _data_type, _dtype in _STORAGE.items():
+    _data_type.nbytes = _dtype.itemsize     # kept there, since looking it up by the member costs more than most uses of it
+_NUMBERED = {data_type.value: data_type for data_type in DataType}
 
 
 def storage_dtype(data_type: DataType) -> np.dtype[Any]:

@@ -38,14 +38,17 @@ class LentTensor(NamedTuple):
     @property
     def kind(self) -> DataType:
         """The recorded element type, whole numbers of which make a piece. LLMParamError if there is no such."""
-        try:
-            kind = DataType(self.dtype)
-        except ValueError as error:
-            raise LLMParamError(f"the tensor's element type is number {self.dtype}, which this version does not know: give a "
-                                "cache_desc") from error
-        if self.inner % kind.nbytes:
-            raise LLMParamError(f"pieces of {self.inner} bytes are no whole elements of {kind}: give a cache_desc")
-        return kind
+        return kind_of(self.inner, self.dtype)
+
+
+def kind_of(inner: int, dtype: int) -> DataType:
+    """The element type with number `dtype`, whole ones of which make `inner` bytes. LLMParamError if there is no such."""
+    kind = DataType.numbered(dtype)
+    if kind is None:
+        raise LLMParamError(f"the tensor's element type is number {dtype}, which this version does not know: give a cache_desc")
+    if inner % kind.nbytes:
+        raise LLMParamError(f"pieces of {inner} bytes are no whole elements of {kind}: give a cache_desc")
+    return kind
 
 
 class Lender(Protocol):

@@ -348,6 +348,8 @@ class Links:
 
     def sweep_closing(self) -> None:
         """Close our side of removed links once no thread is inside and nothing is lent; the record can be used again then."""
+        if not self._closing:
+            return                      # as nearly always: each close of a view asks
         for handle in list(self._closing):
             # While the peer's side names a cache of ours, the record stays among those that are looked at before memory is freed;
             # while ours names one of the peer's, nobody else may have the record.

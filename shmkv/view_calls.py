@@ -11,9 +11,12 @@ from shmkv.keys import CacheKey
 from shmkv.kv_cache import KvCache
 from shmkv.manager_base import ManagerBase
 from shmkv.pull_arguments import PULL_KEYS, check_source_range, check_usable_key
-from shmkv.pull_failure import PullKey
+from shmkv.pull_failure import PullKey, Select
 from shmkv.registered import RegisteredCache
 from shmkv.types import CacheDesc, LLMRole
+
+REST, PER_LAYER = -1, 2         # the defaults, compared as objects: what is equal to them may be of another type
+WHOLE_ROW: Select = (REST, 0, 0, 0, 0, 0, -1, 0, -1, 0)
 
 
 class ViewCalls(ManagerBase):
@@ -37,15 +40,18 @@ class ViewCalls(ManagerBase):
         """
         self._check_role("view_cache", LLMRole.DECODER)
         check_key(cache_key)
-        offset = check_optional_offset("src_cache_offset", src_cache_offset)
-        check_copy_size("size", size)
-        tensors = check_source_range(src_layer_range, tensor_num_per_layer)
+        if src_cache_offset is None and size is REST and src_layer_range is None and tensor_num_per_layer is PER_LAYER:
+            select = WHOLE_ROW
+        else:
+            offset = check_optional_offset("src_cache_offset", src_cache_offset) or 0
+            check_copy_size("size", size)
+            first, count, divisor = check_source_range(src_layer_range, tensor_num_per_layer)
+            select = (size, offset, 0, 0, 0, first, count, 0, -1, divisor)
         if cache_desc is not None:
             cache_desc = check_type("cache_desc", cache_desc, CacheDesc).snapshot()
-        consumes = check_bool("consume", consume) and offset is None
-        loan = self._lend(cache_key, (size, offset or 0, *tensors), consumes)
+        loan = self._lend(cache_key, select, check_bool("consume", consume) and src_cache_offset is None)
         try:
-            view = CacheView(loan, (offset or 0, size), cache_desc, tensors[0], self._links.sweep_closing)
+            view = CacheView(loan, (select[1], select[0]), cache_desc, select[5], self._links.sweep_closing)
         except BaseException:
             loan.close()
             raise
@@ -66,7 +72,7 @@ class ViewCalls(ManagerBase):
         check_key(cache_key)
         if cache_desc is not None:
             check_type("cache_desc", cache_desc, CacheDesc)
-        loan = self._lend(cache_key, (-1, 0, 0, -1, 0), check_bool("consume", consume))
+        loan = self._lend(cache_key, WHOLE_ROW, check_bool("consume", consume))
         try:
             self._cluster.keep_view(loan)       # what was made of it stays mapped
             layout = fork_layout(loan, cache_desc)
@@ -88,10 +94,9 @@ class ViewCalls(ManagerBase):
             self._cluster.caches.registered.add(own)
         return cache
 
-    def _lend(self, key: PullKey, what: tuple[int, ...], consumes: bool) -> lending.Lender:
-        size, offset, first, count, divisor = what
+    def _lend(self, key: PullKey, select: Select, consumes: bool) -> lending.Lender:
         try:
-            return lending.lend(self._cluster, self._links, key, (size, offset, 0, 0, 0, first, count, 0, -1, divisor), consumes)
+            return lending.lend(self._cluster, self._links, key, select, consumes)
         except MemoryError as error:
             raise self._cluster.no_memory("a view", error) from error
 
