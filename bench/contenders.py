@@ -102,7 +102,12 @@ class Target(BareCopy):
         super().__init__(source, starts[0], runs)
 
     def pull_call(self) -> Callable[[], None]:
-        return partial(self._manager.pull_cache, self.key, self.cache, size=self.row_nbytes, dst_cache_offset=self.at)
+        pull_cache, key, cache, size, at = self._manager.pull_cache, self.key, self.cache, self.row_nbytes, self.at
+
+        def call() -> None:         # as one writes it: a functools.partial would put its keywords together at each call
+            pull_cache(key, cache, size=size, dst_cache_offset=at)
+
+        return call
 
     def pull(self, name: str = OURS) -> Contender:
         return self.contender(name, self.pull_call())
