@@ -20,6 +20,8 @@ from shmkv.membership import JOIN_TIMEOUT_MS, Member, Namespace, segment_prefix
 from shmkv.segment import SegmentPool
 from shmkv.types import LLMRole
 
+BLOCK_NBYTES = 512              # the unit of st_blocks, whatever the file system's
+
 log = logging.getLogger("shmkv")
 
 
@@ -86,6 +88,10 @@ class Cluster:
 
     def _reserve(self, offset: int, nbytes: int) -> None:
         segment.reserve(self._opened[0], offset, nbytes)
+
+    def control_nbytes(self) -> int:
+        """Memory that the directory has by now: it is as large as it can become, and gets pages as it fills."""
+        return os.fstat(self._opened[0]).st_blocks * BLOCK_NBYTES
 
     def _no_files(self, error: OSError | MemoryError) -> LLMException:
         """What to say when the control structures cannot be made."""

@@ -25,11 +25,12 @@ class OperatorCalls(ManagerBase):
         `caches` and `cache_bytes`: caches with memory, deallocated ones that a key or a reader keeps among them; `recycle_bytes`:
         freed memory that is kept for the next caches; `keys`: rows with a living key; `keys_expired_by_ttl`,
         `keys_expired_by_call`: keys that went by their `key_ttl_ms` and by `expire`; `prefix_hits`: pulls and views of rows with a
-        prefix key; `prefix_evictions`: caches that went because of `set_prefix_capacity`.
+        prefix key; `prefix_evictions`: caches that went because of `set_prefix_capacity`; `control_bytes`: shared memory of the
+        records of caches, rows, keys and of links that others made, which grows with them and goes at finalize.
         """
         self._cluster.check_usable()
         with self._cluster.lock:
-            return self._cluster.caches.stats()
+            return {**self._cluster.caches.stats(), "control_bytes": self._cluster.control_nbytes()}
 
     def on_link_lost(self, callback: Callable[[int, str], object] | None) -> None:
         """Call `callback(remote_cluster_id, reason)` when a link is lost, whichever side made it; in place of the callback before,
