@@ -1,8 +1,10 @@
 """The mover for private memory of a peer: bytes as numpy has them, in both directions, and who is not reached."""
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import signal
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import memory
 import numpy as np
 import pytest
+from handlers import Stop, handler_when
 from members import namespace_of, wait_until_dead
 from peer import StartPeer
 
@@ -140,6 +143,29 @@ def test_a_deadline_ends_a_big_move(prompt: StartPeer, name: str, writes: bool) 
     assert owner.transfer([(own.ctypes.data, 0, len(own))], writes=writes, timeout_ms=2)[0] == _link.TIMEOUT
     assert time.monotonic() - began < 10
     assert owner.transfer([(own.ctypes.data, 0, 64)], writes=False)[0] == 0, "the next one works"
+
+
+def test_a_handler_that_raises_ends_a_big_move(prompt: StartPeer, name: str) -> None:
+    owner = owner_of(prompt(1), name, 256 * MIB)
+    own = np.zeros(256 * MIB, np.uint8)
+    first = int(owner.bytes[:64].argmax())              # one that is not 0
+
+    def stop() -> None:
+        raise Stop
+
+    with handler_when(lambda: bool(own[first]), stop), pytest.raises(Stop):
+        owner.transfer([(own.ctypes.data, 0, len(own))], writes=False)
+    assert (own[-MIB:] == 0).all(), "it went on to the end"
+    assert owner.transfer([(own.ctypes.data, 0, 64)], writes=False)[0] == 0, "the next one works"
+
+
+def test_a_program_that_has_no_children_to_wait_for_is_told_so() -> None:
+    """Where SIGCHLD is ignored, a child that asks leaves no answer."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert _peer_memory.ask() == -errno.ECHILD
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_a_stopped_peer_is_reached(owner: Owner) -> None:
