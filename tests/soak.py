@@ -1,6 +1,6 @@
 """All that docs/reliability.md tells of, at length, and what it came to: make soak.
 
-Two lines of parts run at the same time, one for each of two processors: tests, and what draws lots (fuzzer and storm). Each part is
+Two lines of parts run at the same time, one for each of two processors: the first has the tests that take longest. Each part is
 a program of its own with a watchdog. Its output goes into the log as it is, one part behind the other, and at the end a table
 with a row for each. Exit 1 if a part failed, did not end, or did less than it was asked for.
 
@@ -94,10 +94,10 @@ def lines_of_parts(scale: float, folder: Path) -> tuple[list[Part], list[Part]]:
                    "--pulls", str(round(PULLS * scale)), "--json", str(report)]
         return Part(name, command, report, lambda path: read_storm(path, scale), minutes * longer)
 
-    return ([tests("crash", 45, "tests/crash"), tests("nth_call", 30, "tests/nth_call"), tests("processes", 45, "tests/processes"),
-             tests("cases", 60, "tests/cases"), tests("threads", 30, "tests/test_thread_sanitizer.py", "tests/test_kernels.py")],
+    return ([tests("crash", 60, "tests/crash"), tests("processes", 60, "tests/processes"), tests("cases", 60, "tests/cases")],
             [fuzz("fuzz", INPUTS, 45), fuzz("flips", FLIPPED, 45, "--flips"), fuzz("live", 0, 15, "--live", str(LIVE_S * scale)),
-             storm("storm", 60)])
+             storm("storm", 60), tests("nth_call", 45, "tests/nth_call"),
+             tests("threads", 30, "tests/test_thread_sanitizer.py", "tests/test_kernels.py")])
 
 
 # -- their reports ------------------------------------------------------------------------------------------------------
