@@ -28,7 +28,7 @@ TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 LOG = ROOT / "build" / "soak.log"
 USUAL_MINUTES = 60.0
-ROUNDS = 3.0                        # SHMKV_ROUNDS of a usual run
+ROUNDS = 2.0                        # SHMKV_ROUNDS of a usual run
 KILLS, HOLDING, PULLS, STORM_MINUTES = 10_000, 500, 1_000_000, 15.0
 INPUTS, FLIPPED, LIVE_S = 1_000_000, 100_000, 60.0
 STORM_SAYS = ("{kills:,} kills ({kills_a_s:.1f}/s), of these {holding:,} while holding a lock ({pushing:,} of them to push); "
@@ -145,18 +145,24 @@ class Soak:
 
     def run(self, lines: Sequence[Sequence[Part]]) -> None:
         """All lines at the same time, each from its first part to its last."""
-        threads = [threading.Thread(target=self._go_along, args=(line,)) for line in lines]
-        for thread in threads:
-            thread.start()
+        ends = [threading.Event() for _ in lines]           # a join that a signal handler interrupts takes its thread for ended
+        for line, ended in zip(lines, ends, strict=True):
+            threading.Thread(target=self._go_along, args=(line, ended)).start()
         try:
-            for thread in threads:
-                thread.join()
+            for each in ends:
+                each.wait()
         finally:
             self._is_over.set()             # of an exception of a signal handler: the parts that run are told to end
-            for thread in threads:
-                thread.join()
+            for each in ends:
+                each.wait()
 
-    def _go_along(self, line: Sequence[Part]) -> None:
+    def _go_along(self, line: Sequence[Part], ended: threading.Event) -> None:
+        try:
+            self._run_all(line)
+        finally:
+            ended.set()
+
+    def _run_all(self, line: Sequence[Part]) -> None:
         for part in line:
             if not self._is_over.is_set():
                 self.say(f"{time.strftime('%H:%M:%S')} {part.name} begins")

@@ -5,6 +5,7 @@ import errno
 import hashlib
 import os
 import signal
+import threading
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,10 @@ agent.memory = mmap.mmap(-1, {nbytes}, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 agent.bytes = np.frombuffer(agent.memory, np.uint8)
 agent.bytes[:] = np.random.default_rng({seed}).integers(0, 256, {nbytes}, np.uint8)
 result = agent.bytes.ctypes.data
+"""
+ONES = """
+agent.ones = np.ones({nbytes}, np.uint8)
+result = agent.ones.ctypes.data
 """
 DIGEST = "import hashlib\nresult = hashlib.sha256(agent.bytes).hexdigest()"
 
@@ -63,6 +68,13 @@ def owner_of(peer: Any, name: str, nbytes: int, seed: int = 1) -> Owner:
     member = next(each for each in namespace.members() if each.pid == peer.pid)
     base = peer.call("execute", code=MADE.format(nbytes=nbytes, seed=seed))
     return Owner(peer, namespace, member, base, np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8))
+
+
+def big_owner(peer: Any, name: str) -> Owner:
+    """With 256 MiB of ones."""
+    owner = owner_of(peer, name, MIB)
+    owner.base = peer.call("execute", code=ONES.format(nbytes=256 * MIB))
+    return owner
 
 
 @pytest.fixture
@@ -146,17 +158,30 @@ def test_a_deadline_ends_a_big_move(prompt: StartPeer, name: str, writes: bool) 
 
 
 def test_a_handler_that_raises_ends_a_big_move(prompt: StartPeer, name: str) -> None:
-    owner = owner_of(prompt(1), name, 256 * MIB)
-    own = np.zeros(256 * MIB, np.uint8)
-    first = int(owner.bytes[:64].argmax())              # one that is not 0
+    owner, own = big_owner(prompt(1), name), np.zeros(256 * MIB, np.uint8)
 
     def stop() -> None:
         raise Stop
 
-    with handler_when(lambda: bool(own[first]), stop), pytest.raises(Stop):
+    with handler_when(lambda: bool(own[0]), stop), pytest.raises(Stop):
         owner.transfer([(own.ctypes.data, 0, len(own))], writes=False)
     assert (own[-MIB:] == 0).all(), "it went on to the end"
     assert owner.transfer([(own.ctypes.data, 0, 64)], writes=False)[0] == 0, "the next one works"
+
+
+def test_a_peer_that_is_killed_in_the_middle_of_a_big_move(prompt: StartPeer, name: str) -> None:
+    owner, own = big_owner(prompt(1), name), np.zeros(256 * MIB, np.uint8)
+
+    def kill() -> None:
+        memory.wait_until(lambda: bool(own[0]), "the first bytes")
+        owner.peer.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    status = owner.transfer([(own.ctypes.data, 0, len(own))], writes=False)[0]
+    killer.join()
+    assert status == _link.PEER_GONE
+    assert (own[-MIB:] == 0).all(), "it went on to the end"
 
 
 def test_a_program_that_has_no_children_to_wait_for_is_told_so() -> None:

@@ -98,8 +98,8 @@ class Decoder(Worker):
             status = only(self.dist.link_clusters([cluster_info(cluster_of(peer.number))], LINK_TIMEOUT_MS))
         if self.living(peer.number) == life:
             if status != OK:
-                raise Fault(f"linking to the living prompt {peer.number} answered {status!r}: "
-                            f"{self.dist._links and self.dist._links.last_failure}")
+                assert self.dist._links is not None
+                raise Fault(f"linking to the living prompt {peer.number} answered {status!r}: {self.dist._links.last_failure}")
             self.count(Field.LINKS)
             peer.life = life
             peer.consumed.clear()

@@ -57,8 +57,7 @@ class Landings:
     # -- what a step does -------------------------------------------------------------------------------------------
 
     def step(self, peer: Peer) -> None:
-        dice = self._decoder.random
-        for kind in shelves.SMALL_PARCELS if dice.random() < 0.9 else [dice.choice(shelves.LARGE_PARCELS)]:
+        for kind in shelves.some_parcels(self._decoder.random):
             if peer.life:
                 self._look(peer, kind)
 

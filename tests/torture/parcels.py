@@ -88,7 +88,7 @@ class Parcels:
     def step(self) -> None:
         """Some transfers at the same time, from caches that are sometimes freed under them."""
         dice = self._prompt.random
-        kinds = shelves.SMALL_PARCELS if dice.random() < 0.8 else [dice.choice(shelves.LARGE_PARCELS)]
+        kinds = shelves.some_parcels(dice)
         begun = [each for kind in kinds if (each := self._start(kind)) is not None]
         if begun and dice.random() < 0.3:
             self._prompt.renew(shelves.PARCEL_LANES[dice.choice(kinds)])

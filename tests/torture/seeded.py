@@ -45,14 +45,7 @@ LEASE = [Edit("_link_record.pyx", """\
 
 cdef bint is_named""", "    return False\n\n\ncdef bint is_named")]
 
-# The decoder may use the memory again while a prompt pushes to what a key names.
-PUSH = [Edit("_push_key.pyx", "        status = carry_out(", "        unpin(link.mine)\n        status = carry_out(")]
-
-# Who waits for layers of a row is not woken.
-WAKE = [Edit("_events.pyx", "    if load32_seq(&row.progress_waiters):\n        event_happens(&row.event)\n", "    pass\n")]
-
-BUGS: dict[str, list[Edit]] = {"pin": PIN, "hazard": HAZARD, "word": WORD, "coverage": COVERAGE, "lease": LEASE, "push": PUSH,
-                               "wake": WAKE}
+BUGS: dict[str, list[Edit]] = {"pin": PIN, "hazard": HAZARD, "word": WORD, "coverage": COVERAGE, "lease": LEASE}
 
 
 def build_with(bug: str) -> Path:

@@ -9,6 +9,7 @@ from and not pulled: decoders have landings of their shapes, and nothing else of
 """
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 PREFIX_ROWS = 2                         # every second row of the shelf "rows" has a prefix key
@@ -45,6 +46,13 @@ SMALL_PARCEL = Shape(4, 2, 208)         # 13 KiB
 PARCELS = (*[SMALL_PARCEL] * 4, Shape(4, 2, 6144), Shape(4, 1, 1 << 17))        # 384 KiB; 4 MiB, which is streamed
 SMALL_PARCELS = range(4)
 LARGE_PARCELS = range(4, len(PARCELS))
+
+
+def some_parcels(dice: random.Random) -> list[int]:
+    """All small ones, for their number, and at times a large one, into which others can come while it runs."""
+    large = [dice.choices(LARGE_PARCELS, (4, 1))[0]] if dice.random() < 0.4 else []
+    return [*SMALL_PARCELS, *large]
+
 
 # Few tiny ones, so that each is renewed often.
 LANE_SHAPES = (*[TINY] * 3, MIDDLE, MIDDLE, *[KEYED] * 4, BIG, HUGE, STREAMED, STREAMED, *PARCELS)
