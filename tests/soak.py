@@ -27,6 +27,7 @@ from typing import Any
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 LOG = ROOT / "build" / "soak.log"
+SHM = Path("/dev/shm")
 USUAL_MINUTES = 60.0
 ROUNDS = 2.0                        # SHMKV_ROUNDS of a usual run
 KILLS, HOLDING, PULLS, STORM_MINUTES = 10_000, 500, 1_000_000, 15.0
@@ -228,13 +229,15 @@ def main(words: Sequence[str]) -> int:
             if unknown:
                 parser.error(f"no such part: {', '.join(sorted(unknown))}")
             lines = tuple([part for part in line if part.name in wanted.only] for line in lines)
-        began = time.monotonic()
+        began, before = time.monotonic(), set(os.listdir(SHM))
         soak.run(lines)
     faults = sum(bool(each.faults) for each in soak.ended)
+    left = {name.partition(".")[0] for name in set(os.listdir(SHM)) - before}
     soak.say("\n".join(["", "| part | minutes | what it did | faults |", "| --- | ---: | --- | --- |",
                         *(each.row for each in soak.ended), "",
                         f"{(time.monotonic() - began) / 60:.0f} minutes, {len(soak.ended)} parts, {faults} with faults; "
-                        f"{os.cpu_count()} processors; seed {SEED} of the fuzzer; tests with SHMKV_ROUNDS={rounds_of(scale):g}"]))
+                        f"{os.cpu_count()} processors; seed {SEED} of the fuzzer; tests with SHMKV_ROUNDS={rounds_of(scale):g}",
+                        f"new in {SHM}, of whoever: {', '.join(sorted(left)) or 'nothing'}"]))
     return 1 if faults else 0
 
 
