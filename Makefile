@@ -41,11 +41,9 @@ fuzz: $(VENV)/.with-test
 coverage: $(VENV)/.with-test
 	@$(BIN)/python tests/reached.py
 
-# Hours: what docs/reliability.md tells of, at the length that it tells of.
+# An hour: what docs/reliability.md tells of, at the length that it tells of. make soak SOAK='--minutes 300': what --help says.
 soak: $(VENV)/.with-test
-	@SHMKV_ROUNDS=10 exec $(BIN)/python -m pytest tests/crash tests/nth_call tests/cases tests/processes tests/test_thread_sanitizer.py
-	@$(MAKE) torture TORTURE='--minutes 20 --kills 10000 --pulls 1000000'
-	@$(MAKE) fuzz
+	@exec $(BIN)/python tests/soak.py $(SOAK)
 
 bench: $(VENV)/.with-test $(VENV)/.with-bench
 	@$(BIN)/python -m pytest bench/

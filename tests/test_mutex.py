@@ -110,3 +110,9 @@ def test_check_gives_it_back_when_it_raises() -> None:
         pytest.fail("the check was not asked")
     with mutex:
         assert calls == [True, True]
+
+
+@pytest.mark.parametrize("callables", [{"busy": None}, {"check": 7}])
+def test_what_it_calls_is_looked_at_when_it_is_made(callables: dict[str, object]) -> None:
+    with pytest.raises(TypeError, match="must be callable"):
+        Mutex(**callables)

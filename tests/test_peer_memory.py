@@ -1,8 +1,11 @@
 """The mover for private memory of a peer: bytes as numpy has them, in both directions, and who is not reached."""
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import signal
+import threading
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import memory
 import numpy as np
 import pytest
+from handlers import Stop, handler_when
 from members import namespace_of, wait_until_dead
 from peer import StartPeer
 
@@ -27,6 +31,10 @@ agent.memory = mmap.mmap(-1, {nbytes}, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 agent.bytes = np.frombuffer(agent.memory, np.uint8)
 agent.bytes[:] = np.random.default_rng({seed}).integers(0, 256, {nbytes}, np.uint8)
 result = agent.bytes.ctypes.data
+"""
+ONES = """
+agent.ones = np.ones({nbytes}, np.uint8)
+result = agent.ones.ctypes.data
 """
 DIGEST = "import hashlib\nresult = hashlib.sha256(agent.bytes).hexdigest()"
 
@@ -60,6 +68,13 @@ def owner_of(peer: Any, name: str, nbytes: int, seed: int = 1) -> Owner:
     member = next(each for each in namespace.members() if each.pid == peer.pid)
     base = peer.call("execute", code=MADE.format(nbytes=nbytes, seed=seed))
     return Owner(peer, namespace, member, base, np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8))
+
+
+def big_owner(peer: Any, name: str) -> Owner:
+    """With 256 MiB of ones."""
+    owner = owner_of(peer, name, MIB)
+    owner.base = peer.call("execute", code=ONES.format(nbytes=256 * MIB))
+    return owner
 
 
 @pytest.fixture
@@ -140,6 +155,42 @@ def test_a_deadline_ends_a_big_move(prompt: StartPeer, name: str, writes: bool) 
     assert owner.transfer([(own.ctypes.data, 0, len(own))], writes=writes, timeout_ms=2)[0] == _link.TIMEOUT
     assert time.monotonic() - began < 10
     assert owner.transfer([(own.ctypes.data, 0, 64)], writes=False)[0] == 0, "the next one works"
+
+
+def test_a_handler_that_raises_ends_a_big_move(prompt: StartPeer, name: str) -> None:
+    owner, own = big_owner(prompt(1), name), np.zeros(256 * MIB, np.uint8)
+
+    def stop() -> None:
+        raise Stop
+
+    with handler_when(lambda: bool(own[0]), stop), pytest.raises(Stop):
+        owner.transfer([(own.ctypes.data, 0, len(own))], writes=False)
+    assert (own[-MIB:] == 0).all(), "it went on to the end"
+    assert owner.transfer([(own.ctypes.data, 0, 64)], writes=False)[0] == 0, "the next one works"
+
+
+def test_a_peer_that_is_killed_in_the_middle_of_a_big_move(prompt: StartPeer, name: str) -> None:
+    owner, own = big_owner(prompt(1), name), np.zeros(256 * MIB, np.uint8)
+
+    def kill() -> None:
+        memory.wait_until(lambda: bool(own[0]), "the first bytes")
+        owner.peer.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    status = owner.transfer([(own.ctypes.data, 0, len(own))], writes=False)[0]
+    killer.join()
+    assert status == _link.PEER_GONE
+    assert (own[-MIB:] == 0).all(), "it went on to the end"
+
+
+def test_a_program_that_has_no_children_to_wait_for_is_told_so() -> None:
+    """Where SIGCHLD is ignored, a child that asks leaves no answer."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert _peer_memory.ask() == -errno.ECHILD
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_a_stopped_peer_is_reached(owner: Owner) -> None:

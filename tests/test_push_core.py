@@ -5,69 +5,20 @@ import errno
 import resource
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import memory
 import numpy as np
 import pytest
 from handlers import Stop, handler_when
-from memory import ACCEPTOR, NO_LIFE_FILE, Owner, Source
+from memory import ACCEPTOR, NO_LIFE_FILE
+from push_pair import INNER, PATIENT_MS, ROWS, TENSORS, PushPair
 
-from shmkv import _attached, _link, _link_record, _lookup, _plan, _push, segment
-from shmkv._acceptor import AcceptedLink
+from shmkv import _attached, _link, _link_record, _lookup, _plan, _push
 from shmkv._blocks import TO_BLOCKS, BlockLists
 from shmkv._push import Addresses
 
-PATIENT_MS = 20000
-TENSORS, ROWS, INNER = 4, 2, 64
 ROW = INNER
 HELD_BY_THE_DECODER, WAITERS = 2, 1 << 31
-
-
-class PushPair:
-    """A prompt, the owner of the link's record, and a decoder with one cache, whose tensors are TENSORS x ROWS x INNER bytes."""
-
-    def __init__(self, namespace: str, by_system_calls: bool = False) -> None:
-        self.prompt, self.decoder = Owner(0xA1, 1), Owner(0xB2, 2)
-        self.prefix = f"{namespace}.c.{0xB2:016x}."
-        self.record = self.prompt.claim(1, 0xB2, 2)
-        self.link = AcceptedLink(self.prompt.region, self.prompt.members, NO_LIFE_FILE, self.record, 1)
-        self.link.attach(self.decoder.region, f"{segment.SHM_DIR}/{self.prefix}".encode(), by_system_calls)
-        self.target = Source(self.decoder, self.prefix, 1, np.full((TENSORS, 1, ROWS, INNER), 0x5A, np.uint8))
-        self.source, self.bytes = memory.destination(TENSORS, 1, ROWS, INNER)
-        self.bytes[:] = np.random.default_rng(1).integers(0, 256, self.bytes.shape)
-
-    def close(self) -> None:
-        self.target.unlink()
-        for owner in (self.prompt, self.decoder):
-            owner.close()
-
-    def tensor(self, index: int, name: str) -> Any:
-        return memory.word(self.decoder.region, "TensorRecord", index, "TensorRecord", name)
-
-    def cache(self, name: str) -> Any:
-        return memory.word(self.decoder.region, "CacheRecord", self.target.slot, "CacheRecord", name)
-
-    @property
-    def addresses(self) -> list[int]:
-        return [int(self.tensor(index, "base_address").value) for index in range(TENSORS)]
-
-    @property
-    def written(self) -> Any:
-        return memory.content(self.target.region, 4096).reshape(TENSORS, ROWS, INNER)
-
-    def push(self, addresses: list[int] | None = None, first: int = 0, row: int = 0, lists: BlockLists | None = None,
-             timeout_ms: int = PATIENT_MS) -> int:
-        """All addresses in one call; nothing may be left of it in the record."""
-        made = Addresses(self.addresses if addresses is None else addresses)
-        status = int(_push.push(self.link, self.source, made, 0, made.count, first, row, lists, timeout_ms))
-        record = _link_record.read(self.prompt.region, self.record)
-        side = record["sides"][ACCEPTOR]
-        assert (side["hazard"], side["open"], record["word"], self.link.users) == (0, 0, 0, 0)
-        return status
-
-    def is_untouched(self) -> bool:
-        return bool((self.written == 0x5A).all())
 
 
 @pytest.fixture

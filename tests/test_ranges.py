@@ -101,6 +101,7 @@ def test_full_table_says_what_is_left() -> None:
     allocator.take(7)
     with pytest.raises(MemoryError, match="4 more records wanted, 3 of 10 left"):
         allocator.take(4)
+    assert allocator.limit == 10
     assert allocator.take(3) == 7
     assert allocator.end == 10
 

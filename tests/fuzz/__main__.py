@@ -1,10 +1,13 @@
-"""python -m fuzz [--inputs N] [--jobs J] [--seed S] [--only N] [--flips] [--live SECONDS]: print counts, exit 1 on any fault."""
+"""python -m fuzz [--inputs N] [--jobs J] [--seed S] [--only N] [--flips] [--live SECONDS] [--json FILE]: print counts, exit 1 on
+any fault."""
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 from . import run
@@ -53,10 +56,13 @@ def main() -> int:
     options.add_argument("--only", type=int, help="make this input again, from the beginning of its episode")
     options.add_argument("--flips", action="store_true", help="change each word of shared memory now and then after it was loaded")
     options.add_argument("--live", type=float, default=0.0, help="instead of inputs: calls while another process rewrites tables")
+    options.add_argument("--json", type=Path, metavar="FILE", help="write the counts there, too")
     wanted = options.parse_args()
     outcome = outcome_of(wanted)
     if outcome.counts is not None:
         print(report(wanted.seed, outcome.counts))
+        if wanted.json:
+            wanted.json.write_text(json.dumps(outcome.counts) + "\n")
     if outcome.fault:
         print(outcome.fault, file=sys.stderr)
     return 1 if outcome.fault else 0

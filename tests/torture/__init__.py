@@ -8,7 +8,8 @@
   pattern     the bytes: which key, generation, tensor and place they belong to
   worker      what prompts and decoders have in common: a life, calls with a deadline, faults, leaks
   prompt      fills, publishes, takes back, frees
-  decoder     links, pulls, judges every answer and every byte (`pulls`, `destination`)
+  decoder     links, pulls, judges every answer and every byte (`pulls`, `destination`, `halves`), waits (`streams`), lends
+              (`loans`), is pushed to (`landings`, by a prompt's `parcels`)
   zygote      a started process that has imported everything and forks the next life of a killed one
   processes   start, stop, kill and reap one process
   locks       who holds which link, read from outside

@@ -49,6 +49,9 @@ class Field(IntEnum):
     LOOKS = auto()          # views and forks that were looked at
     PUSHES = auto()         # pushes that were done and whose bytes were checked
     PUSHED_NBYTES = auto()
+    PUSHED_BY_KEY = auto()  # pushes to a cache that a key named, done, as the prompt was told
+    WAITED = auto()         # checked pulls that could wait
+    OVERDUE = auto()        # pulls that waited in vain, as they could
     PARTS = auto()          # pushes that were not done, with the row looked at word by word
     CUTS_SEEN = auto()      # looks at memory that was allocated after a link was cut in the middle of a push
     UNDONE = auto()         # pushes that were not done, as the prompt was told
@@ -86,6 +89,7 @@ class Board:
             "forced": (plan.prompts, plan.decoders),            # removals by force
             "addresses": invitations,                           # where a prompt may push to now, 0 = nowhere
             "steps": invitations,                               # bytes from tensor to tensor there
+            "landings": invitations,                            # the cache's id and, in the last 8 bits, the row
             "invited": invitations,                             # count of the invitation
             "unlinks_then": invitations,                        # `unlinks` when the link was made
             "lives_then": invitations,                          # the prompt's life that is invited
@@ -114,6 +118,7 @@ class Board:
     forced: Numbers
     addresses: Numbers
     steps: Numbers
+    landings: Numbers
     invited: Numbers
     unlinks_then: Numbers
     lives_then: Numbers

@@ -17,11 +17,12 @@ from torture.loans import Loans
 from torture.prompt import key_of_lane, key_of_slot
 from torture.pulls import Judge, Wish
 from torture.shelves import Shape
+from torture.streams import Streams
 from torture.worker import Call, Fault, Worker, cluster_info, cluster_of, only
 
 LINK_TIMEOUT_MS = 5000
 MANY = 16
-REPEATS = 32                            # of a tiny pull: a reader should be in the library most of the time, not in Python
+REPEATS = 16                            # of a tiny pull: a reader should be in the library most of the time, not in Python
 TINY = Shape(shelves.TINY.tensors, MANY, shelves.TINY.words)
 MIDDLE = Shape(shelves.MIDDLE.tensors, 1, shelves.MIDDLE.words)
 OK = LLMStatusCode.LLM_SUCCESS
@@ -54,9 +55,10 @@ class Decoder(Worker):
         self.halves = Halves(self)
         self.loans = Loans(self)
         self.landings = Landings(self)
+        streams = Streams(self)
         self.actions: list[tuple[float, Callable[[Peer], None]]] = [
-            (150, self.pull_tiny), (20, self.pull_row), (60, self.halves.pull), (20, self.pull_keyed), (3, self.pull_middle),
-            (4, self.pull_big), (0.5, self.unlink), (0.5, self.unlink_by_force)]
+            (150, self.pull_tiny), (20, self.pull_row), (60, self.halves.pull), (20, self.pull_keyed), (15, streams.pull_lane),
+            (10, streams.pull_rows), (3, self.pull_middle), (4, self.pull_big), (0.5, self.unlink), (0.5, self.unlink_by_force)]
         self.rare = [(1.0, self.drop_destination), (0.05, self.restart)]
 
     def step(self) -> None:
@@ -96,8 +98,8 @@ class Decoder(Worker):
             status = only(self.dist.link_clusters([cluster_info(cluster_of(peer.number))], LINK_TIMEOUT_MS))
         if self.living(peer.number) == life:
             if status != OK:
-                raise Fault(f"linking to the living prompt {peer.number} answered {status!r}: "
-                            f"{self.dist._links and self.dist._links.last_failure}")
+                assert self.dist._links is not None
+                raise Fault(f"linking to the living prompt {peer.number} answered {status!r}: {self.dist._links.last_failure}")
             self.count(Field.LINKS)
             peer.life = life
             peer.consumed.clear()

@@ -1,8 +1,9 @@
-"""Where prompts push to: caches of a decoder, one for each prompt and kind, and what may stand in them.
+"""Where prompts push to: caches of a decoder, one for each prompt and parcel lane ("kind"), and what may stand in them.
 
-A landing is a cache of canaries, of which one row is *invited*: its address stands on the board under a count. A prompt that pushes
-says so on the board with the count, looks whether the invitation still stands, and says in the end whether the push was done. So a
-row is whole when a push was done, has nothing but canaries and words of one stamp when it was not, and rows beside it never change.
+A landing is a cache of canaries, of which one row is *invited*: its address and its key stand on the board under a count. A prompt
+that pushes says so on the board with the count, looks whether the invitation still stands, and says in the end whether the push was
+done. So a row is whole when a push was done, has nothing but canaries and words of one stamp when it was not, and rows beside it
+never change.
 
 An address is a number, and the next cache can have it. So memory of a landing is used for nothing else (no other shape of a decoder
 fits it), and not again before the push that was begun has ended, or its prompt's next life is there. The exception is the sharpest
@@ -56,7 +57,11 @@ class Landings:
     # -- what a step does -------------------------------------------------------------------------------------------
 
     def step(self, peer: Peer) -> None:
-        kind = 0 if self._decoder.random.random() < 0.8 else 1
+        for kind in shelves.some_parcels(self._decoder.random):
+            if peer.life:
+                self._look(peer, kind)
+
+    def _look(self, peer: Peer, kind: int) -> None:
         landing = self._held.get((peer.number, kind))
         if landing is None:
             self._open(peer, kind)
@@ -135,6 +140,7 @@ class Landings:
         landing.life, landing.unlinks = peer.life, peer.unlinks
         place, base = self._place(peer.number, kind), landing.words.ctypes.data
         self._board.steps[place] = landing.words.strides[0]
+        self._board.landings[place] = landing.cache.cache_id << 8 | landing.row
         self._board.invited[place] = landing.count
         self._board.unlinks_then[place] = peer.unlinks
         self._board.lives_then[place] = peer.life
@@ -173,11 +179,12 @@ class Landings:
     def _is_quiet(self, kind: int) -> bool:
         """Does no push run any more to an address that was withdrawn?"""
         for (number, other), (count, life) in list(self._pending.items()):
+            if shelves.PARCELS[other] != shelves.PARCELS[kind]:
+                continue
             begun = self._board.begun[self._place(number, other)] == count
-            if other == kind and begun and not self._is_over(number, kind, count, life):
+            if begun and not self._is_over(number, other, count, life):
                 return False
-            if other == kind:
-                del self._pending[number, other]
+            del self._pending[number, other]
         return True
 
     def _check(self, number: int, kind: int, landing: Landing) -> None:

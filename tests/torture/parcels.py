@@ -1,4 +1,8 @@
-"""What a prompt pushes: rows of its parcel lanes, to all decoders that invite or to some, and which results it may get."""
+"""What a prompt pushes: rows of its parcel lanes, to all decoders that invite or to some, and which results it may get.
+
+Half of the transfers go to addresses, half to the cache that a key names. The second is a call of the other kind of manager, which
+has no rows that are filled again; what runs below that call is the same here.
+"""
 from __future__ import annotations
 
 import random
@@ -6,7 +10,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shmkv import LayerSynchronizer, LLMStatusCode, TransferConfig
+from shmkv import CacheKeyByIdAndIndex, LayerSynchronizer, LLMStatusCode, TransferConfig
+from shmkv.cache_task import CacheTask
+from shmkv.push import KeyDestination
 from torture import pattern, shelves
 from torture.board import Board, Field
 from torture.pattern import Stamp
@@ -31,6 +37,7 @@ class Invitation:
     count: int
     address: int
     step: int
+    landing: int                # the cache's id and, in the last 8 bits, the row
 
     @property
     def stands(self) -> bool:
@@ -41,6 +48,19 @@ class Invitation:
 
     def config(self, row: int, tensors: int) -> TransferConfig:
         return TransferConfig(cluster_of(self.worker), [self.address + tensor * self.step for tensor in range(tensors)], None, row)
+
+    def by_key(self, row: int, tensors: int) -> KeyDestination:
+        key = CacheKeyByIdAndIndex(cluster_of(self.worker), self.landing >> 8, self.landing & 0xFF)
+        return KeyDestination(key, range(tensors // shelves.LAYER), 0, row)
+
+
+@dataclass
+class Begun:
+    """A transfer that runs."""
+
+    task: CacheTask
+    invitations: list[Invitation]
+    by_key: bool
 
 
 class Layers(LayerSynchronizer):
@@ -66,35 +86,46 @@ class Parcels:
             hints[prompt.number] = 0
 
     def step(self) -> None:
-        """One transfer, from a cache that is sometimes freed under it."""
+        """Some transfers at the same time, from caches that are sometimes freed under them."""
+        dice = self._prompt.random
+        kinds = shelves.some_parcels(dice)
+        begun = [each for kind in kinds if (each := self._start(kind)) is not None]
+        if begun and dice.random() < 0.3:
+            self._prompt.renew(shelves.PARCEL_LANES[dice.choice(kinds)])
+        for each in begun:
+            with self._prompt.calls(Call.PUSH):
+                results = each.task.get_results()
+            self._end(each, results)
+
+    def _start(self, kind: int) -> Begun | None:
         prompt, dice = self._prompt, self._prompt.random
-        kind = 0 if dice.random() < 0.8 else 1
-        lane = shelves.PARCEL_LANES[kind]
+        lane, shape = shelves.PARCEL_LANES[kind], shelves.PARCELS[kind]
         if lane not in prompt.in_lanes or dice.random() < 0.2:
             prompt.renew(lane)
         cache = prompt.in_lanes.get(lane)
         found = [each for decoder in range(prompt.plan.decoders) if (each := self._invitation(decoder, kind)) is not None]
         if cache is None or not found:
-            return
-        row = dice.randrange(shelves.PARCELS[kind].rows)
+            return None
+        row = dice.randrange(shape.rows)
         stamp = Stamp(cluster_of(prompt.number), shelves.slot_of_parcel(kind), row, pattern.generation(prompt.life, cache.cache_id))
         begun = self._begin(dice.sample(found, dice.randint(1, len(found))), pattern.pack(stamp))
         if not begun:
-            return
-        configs = [each.config(row, shelves.PARCELS[kind].tensors) for each in begun]
+            return None
+        layers, by_key = Layers(begun, random.Random(dice.random())), dice.random() < 0.5
         with prompt.calls(Call.PUSH):
-            task = prompt.manager.transfer_cache_async(cache, Layers(begun, random.Random(dice.random())), configs)
-        if dice.random() < 0.3:
-            prompt.renew(lane)
-        with prompt.calls(Call.PUSH):
-            results = task.get_results()
-        self._end(begun, results)
+            if by_key:
+                keys = [each.by_key(row, shape.tensors) for each in begun]
+                task = CacheTask(prompt.manager._pushes.start(prompt.manager._usable(cache), layers, keys, None))
+            else:
+                configs = [each.config(row, shape.tensors) for each in begun]
+                task = prompt.manager.transfer_cache_async(cache, layers, configs)
+        return Begun(task, begun, by_key)
 
     def _invitation(self, decoder: int, kind: int) -> Invitation | None:
         """One for this life, to be had over the link that is there."""
         board, place = self._board, (self._prompt.number, decoder, kind)
         found = Invitation(board, self._prompt.plan.prompts + decoder, place, int(board.invited[place]),
-                           int(board.addresses[place]), int(board.steps[place]))
+                           int(board.addresses[place]), int(board.steps[place]), int(board.landings[place]))
         is_linked = (board.lives_then[place] == self._prompt.life
                      and board.unlinks_then[place] == board.unlinks[self._prompt.number, decoder])
         is_new = board.begun[place] != found.count          # each is answered once
@@ -110,13 +141,13 @@ class Parcels:
                 self._board.ended[each.place] = -each.count
         return [each for each in invitations if self._board.ended[each.place] != -each.count]
 
-    def _end(self, invitations: list[Invitation], results: list[LLMStatusCode | None]) -> None:
+    def _end(self, begun: Begun, results: list[LLMStatusCode | None]) -> None:
         """The first failure ends a transfer, so whoever comes behind it has None."""
+        invitations = begun.invitations
         is_one_gone = not all(each.stands for each in invitations)
         for each, result in zip(invitations, results, strict=True):
             self._board.ended[each.place] = each.count if result == OK else -each.count
-            if result != OK:
-                self._prompt.count(Field.UNDONE)
+            self._prompt.count(Field.UNDONE if result != OK else Field.PUSHED_BY_KEY, result != OK or begun.by_key)
             if result not in (OK, None) and not (is_one_gone and result in WITHDRAWN):
                 raise Fault(f"a push to decoder {each.place[1]}, which has invited it, ended with {result!r}")
         if not is_one_gone and any(result is None for result in results) and all(result in (OK, None) for result in results):

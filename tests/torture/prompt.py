@@ -17,6 +17,7 @@ from torture.worker import Call, Fault, Worker, cluster_info, cluster_of, only
 
 UNLINK_TIMEOUT_MS = 2000
 SETTLE_S = 10.0
+COMPUTED_S = 0.001                      # a layer of a prefill, at most
 NO_ID = 2**64 - 1
 
 
@@ -58,10 +59,10 @@ class Prompt(Worker):
                         Shelf(self.allocate(halves), halves, shelves.ROWS.rows)]
         assert self.shelves[0].cache.cache_id == shelves.ROWS_CACHE_ID
         self.actions = [(20, self.fill_rows), (60, self.fill_halves), (30, self.tiny_lanes), (1, self.middle_lane),
-                        (5, self.keyed_lane), (1.5, self.big_lane), (2, self.remove_key), (0.2, self.unlink),
-                        (3, self.unlink_reader), (0.3, self.collect), (0.01, self.restart)]
+                        (5, self.keyed_lane), (5, self.streamed_lane), (1.5, self.big_lane), (2, self.remove_key),
+                        (0.2, self.unlink), (3, self.unlink_reader), (0.3, self.collect), (0.01, self.restart)]
         if self.plan.push:
-            self.actions.append((20, self.parcels.step))
+            self.actions.append((60, self.parcels.step))
 
     def step(self) -> None:
         self.choose(self.actions)
@@ -187,6 +188,29 @@ class Prompt(Worker):
         self.publish_lane(lane, cache)
         self.free(cache)
         self.board.lanes[self.number, lane] = cache.cache_id
+
+    def streamed_lane(self) -> None:
+        """A cache that is offered first and published then, layer by layer, as an engine does it: who pulls from it waits."""
+        lane = self.random.choice(shelves.STREAMED_LANES)
+        shape = shelves.LANE_SHAPES[lane]
+        if lane in self.in_lanes:
+            self.withdraw(lane, self.in_lanes.pop(lane))
+        try:
+            cache = self.in_lanes[lane] = self.allocate(shape)
+        except LLMException as error:
+            self.refused(error)
+            return
+        self.board.lanes[self.number, lane] = cache.cache_id
+        words, now = pattern.array_of(cache, shape), pattern.generation(self.life, cache.cache_id)
+        for first in range(0, shape.tensors, shelves.LAYER):
+            if self.random.random() < 0.3:
+                time.sleep(self.random.uniform(0, COMPUTED_S))
+            for row in range(shape.rows):
+                stamp = Stamp(cluster_of(self.number), shelves.SLOT_OF_LANE + lane, row, now)
+                pattern.fill(words[first:first + shelves.LAYER, row], pattern.pack(stamp), first)
+            with self.calls(Call.PUBLISH):
+                self.manager.publish(cache, layers=first // shelves.LAYER + 1)
+        self.count(Field.PUBLISHED, shape.rows)
 
     def refused(self, error: LLMException) -> None:
         """No memory is an answer; the run counts it."""

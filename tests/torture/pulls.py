@@ -37,6 +37,8 @@ class Wish:
     to_row: int
     low: int                            # the generation that was published before, of a lane's cache: its only one
     part: int = 0
+    patience_ms: int = 0                # it waits so long, 0 = as long as any call may
+    waits: bool = False                 # bytes come as they are published, so some may have come when it fails
 
     @property
     def lane(self) -> int:
@@ -94,10 +96,17 @@ class Judge:
             self._missing(wish, str(error))
         elif error.status_code == LLMStatusCode.LLM_WAIT_PROCESS_TIMEOUT and TOO_LATE not in str(error):
             self._gone(wish, error)
+        elif self.is_overdue(wish, error):
+            wish.to.forget(wish.to_row, wish.part)
         elif error.status_code == LLMStatusCode.LLM_NOT_YET_LINK:
             self._cut(wish, error)
         else:
             raise Fault(f"a pull of {wish} answered: {error}")
+
+    @staticmethod
+    def is_overdue(wish: Wish, error: LLMException) -> bool:
+        """Has it waited as long as it was told to? Somebody publishes what comes in no more than that only now and then."""
+        return bool(wish.patience_ms) and f"{TOO_LATE} {wish.patience_ms} ms" in str(error)
 
     def _missing(self, wish: Wish, text: str) -> None:
         peer = wish.peer
@@ -136,7 +145,10 @@ class Judge:
             wish.to.forget(wish.to_row, wish.part)
 
     def _untouched(self, wish: Wish, text: str) -> None:
-        """A failed pull that must not have written anything."""
+        """A failed pull that must not have written anything, unless it waited."""
+        if wish.waits:
+            wish.to.forget(wish.to_row, wish.part)
+            return
         known = wish.to.known[wish.to_row][wish.part]
         found = wish.to.read(wish.to_row, wish.part)
         self.board.fields[self._worker, Field.UNTOUCHED] += 1

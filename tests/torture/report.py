@@ -14,8 +14,8 @@ from torture.referee import Seen
 
 WRONG = ("wrong bytes", "stale bytes", "has written")
 TOTALS = (Field.PULLS, Field.NBYTES, Field.LOOKS, Field.MISSES, Field.UNTOUCHED, Field.LOST, Field.CUT, Field.LINKS,
-          Field.PUBLISHED, Field.REFUSED, Field.RESTARTS, Field.PUSHES, Field.PUSHED_NBYTES, Field.PARTS, Field.UNDONE,
-          Field.CUTS_SEEN)
+          Field.PUBLISHED, Field.REFUSED, Field.RESTARTS, Field.PUSHES, Field.PUSHED_BY_KEY, Field.PUSHED_NBYTES,
+          Field.PARTS, Field.UNDONE, Field.CUTS_SEEN, Field.WAITED, Field.OVERDUE)
 
 
 def summary(plan: Plan, board: Board, seen: Seen, left: Left) -> dict[str, Any]:
@@ -75,8 +75,12 @@ def pulls(found: dict[str, Any]) -> list[Line]:
         ("checked pulls", found["pulls"], f"{found['pulls'] / found['seconds']:,.0f} a second, {found['nbytes'] / 2**30:.1f} GiB; "
                                           f"{found['misses']:,} answered \"not there\""),
         ("  looks at what was lent", found["looks"], "views and forks, again and again while they were held"),
+        ("  that could wait", found["waited"], f"for layers, for a key, for several; {found['overdue']:,} more had waited for "
+                                               "a key as long as they were told to"),
         ("  failed and looked at", found["untouched"], "destinations that had to be as before"),
-        ("checked pushes", found["pushes"], f"{found['pushed_nbytes'] / 2**30:.1f} GiB; {found['undone']:,} not done"),
+        ("checked pushes", found["pushes"], f"{found['pushes'] / found['seconds']:,.0f} a second, "
+                                            f"{found['pushed_nbytes'] / 2**30:.1f} GiB; "
+                                            f"{found['pushed_by_key']:,} to what a key named; {found['undone']:,} not done"),
         ("  unfinished ones", found["parts"], f"looked at word by word; {found['cuts_seen']:,} looks at the next memory after a "
                                               "link was cut under a push"),
         ("published", found["published"], f"rows; {found['refused']:,} times no memory"),

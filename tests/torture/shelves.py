@@ -4,10 +4,12 @@ Shelf "rows": one cache, its rows filled again and again under the same keys: ev
 Shelf "halves": the same with request keys, a few rows for each decoder, which nobody else pulls, and in halves of the layers.
 Lanes: caches that are allocated, filled, published, offered by their id and deallocated. Their rows are never taken back, so a pull
 either gets all of a row's bytes or leaves the destination as it was. Lanes with `keyed` are deallocated at once and live by their
-keys. Parcel lanes are pushed from and not pulled: decoders have landings of their shapes, and nothing else of such sizes.
+keys. Streamed lanes are offered before they are published, layer by layer: whoever pulls from them waits. Parcel lanes are pushed
+from and not pulled: decoders have landings of their shapes, and nothing else of such sizes.
 """
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 PREFIX_ROWS = 2                         # every second row of the shelf "rows" has a prefix key
@@ -36,16 +38,31 @@ KEYED = Shape(4, 4, 1024)
 BIG = Shape(4, 1, 1 << 19)              # 16 MiB
 HUGE = Shape(4, 2, 1 << 19)             # 32 MiB, rows as those of BIG
 
-PARCELS = (Shape(4, 2, 6144), Shape(4, 1, 1 << 17))         # 384 KiB; 4 MiB, which is streamed
+STREAMED = Shape(8, 2, 1024)
+LAYER = 2                               # tensors
+
+# Freed memory goes to the next cache that needs more than half of it: a landing's may not do for anything else of a decoder.
+SMALL_PARCEL = Shape(4, 2, 208)         # 13 KiB
+PARCELS = (*[SMALL_PARCEL] * 4, Shape(4, 2, 6144), Shape(4, 1, 1 << 17))        # 384 KiB; 4 MiB, which is streamed
+SMALL_PARCELS = range(4)
+LARGE_PARCELS = range(4, len(PARCELS))
+
+
+def some_parcels(dice: random.Random) -> list[int]:
+    """All small ones, for their number, and at times a large one, into which others can come while it runs."""
+    large = [dice.choices(LARGE_PARCELS, (4, 1))[0]] if dice.random() < 0.4 else []
+    return [*SMALL_PARCELS, *large]
+
 
 # Few tiny ones, so that each is renewed often.
-LANE_SHAPES = (*[TINY] * 3, MIDDLE, MIDDLE, *[KEYED] * 4, BIG, HUGE, *PARCELS)
+LANE_SHAPES = (*[TINY] * 3, MIDDLE, MIDDLE, *[KEYED] * 4, BIG, HUGE, STREAMED, STREAMED, *PARCELS)
 LANES = len(LANE_SHAPES)
 TINY_LANES = range(3)
 MIDDLE_LANES = range(3, 5)
 KEYED_LANES = range(5, 9)
 BIG_LANES = range(9, 11)
-PARCEL_LANES = range(11, 13)
+STREAMED_LANES = range(11, 13)
+PARCEL_LANES = range(13, LANES)
 SLOT_OF_LANE = 512                      # in a stamp; keys of the shelves stand below
 
 

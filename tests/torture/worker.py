@@ -40,6 +40,7 @@ class Call(IntEnum):
     CHECK = auto()
     LEND = auto()
     PUSH = auto()
+    WAIT = auto()
 
 
 class Fault(Exception):
