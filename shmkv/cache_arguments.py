@@ -45,7 +45,7 @@ def rows_of_keys(keys: Sequence[CacheKey], batch_size: int, *, unique: bool = Fa
     rows: dict[KeyWords, int] = {}
     for row, key in enumerate(keys):
         if not key.is_padding:
-            check_usable_key(key)
+            check_usable_key(key, f"cache_keys[{row}]")
             if unique and key.words in rows:
                 raise LLMParamError(f"argument 'cache_keys' names rows {rows[key.words]} and {row} by one key, {key!r}")
             rows[key.words] = row
@@ -54,8 +54,8 @@ def rows_of_keys(keys: Sequence[CacheKey], batch_size: int, *, unique: bool = Fa
 
 def words_of_rows(keys: dict[int, CacheKey]) -> dict[int, KeyWords]:
     """Row -> key, from keys that all name something, each one row."""
-    for key in keys.values():
-        check_usable_key(key)
+    for row, key in keys.items():
+        check_usable_key(key, f"keys[{row}]")
     words = {row: key.words for row, key in keys.items()}
     if len(set(words.values())) != len(words):
         raise LLMParamError("argument 'keys' names two rows by one key")
