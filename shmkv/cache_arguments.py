@@ -62,12 +62,12 @@ def words_of_rows(keys: dict[int, CacheKey]) -> dict[int, KeyWords]:
     return words
 
 
-def check_rows(rows: Iterable[int], batch_size: int) -> list[int]:
-    """Row numbers below the batch size."""
-    checked = [check_uint32("rows", row) for row in rows]
+def check_rows(rows: Iterable[int], batch_size: int, name: str = "rows") -> list[int]:
+    """Row numbers below the batch size; `name`: the argument that they came by."""
+    checked = [check_uint32(name, row) for row in rows]
     for row in checked:
         if row >= batch_size:
-            raise LLMParamError(f"argument 'rows' must be below the batch size {batch_size}, got {row}")
+            raise LLMParamError(f"argument '{name}' must have rows below the batch size {batch_size}, got {row}")
     return checked
 
 
