@@ -54,6 +54,12 @@ class AddressedCache(OwnCache):
     def own_nbytes(self) -> int:
         return 0
 
+    def leave_host(self) -> None:
+        """Nothing of this cache is used any more: whoever it lies in may go."""
+        if self.host is not None:
+            host, self.host = self.host, None
+            host.local.leave()
+
 
 def addressed_cache(cache_id: int, wanted: CacheLayout, addresses: Sequence[int], is_blocks: bool, blocks_model_id: int | None,
                     remote_accessible: bool, others: Iterable[OwnCache]) -> AddressedCache:

@@ -64,7 +64,7 @@ class BlocksRequest:
             raise LLMParamError(f"argument 'batch_index' names a row of a contiguous destination, got {batch_index} with blocks")
         src, dst = check_numbers(names.src_blocks, src_blocks), check_numbers(names.dst_blocks, dst_blocks)
         if isinstance(cache_key, CacheKey):
-            check_usable_key(cache_key)
+            check_usable_key(cache_key, names.key)
         tensors = check_ranges(kv_cache, src_layer_range, dst_layer_range, tensor_num_per_layer)
         self.select: Select = (-1, 0, 0, 0, batch_index, *tensors)
         if check_bool("strict_format", strict_format):

@@ -45,7 +45,7 @@ def rows_of_keys(keys: Sequence[CacheKey], batch_size: int, *, unique: bool = Fa
     rows: dict[KeyWords, int] = {}
     for row, key in enumerate(keys):
         if not key.is_padding:
-            check_usable_key(key)
+            check_usable_key(key, f"cache_keys[{row}]")
             if unique and key.words in rows:
                 raise LLMParamError(f"argument 'cache_keys' names rows {rows[key.words]} and {row} by one key, {key!r}")
             rows[key.words] = row
@@ -54,20 +54,20 @@ def rows_of_keys(keys: Sequence[CacheKey], batch_size: int, *, unique: bool = Fa
 
 def words_of_rows(keys: dict[int, CacheKey]) -> dict[int, KeyWords]:
     """Row -> key, from keys that all name something, each one row."""
-    for key in keys.values():
-        check_usable_key(key)
+    for row, key in keys.items():
+        check_usable_key(key, f"keys[{row}]")
     words = {row: key.words for row, key in keys.items()}
     if len(set(words.values())) != len(words):
         raise LLMParamError("argument 'keys' names two rows by one key")
     return words
 
 
-def check_rows(rows: Iterable[int], batch_size: int) -> list[int]:
-    """Row numbers below the batch size."""
-    checked = [check_uint32("rows", row) for row in rows]
+def check_rows(rows: Iterable[int], batch_size: int, name: str = "rows") -> list[int]:
+    """Row numbers below the batch size; `name`: the argument that they came by."""
+    checked = [check_uint32(name, row) for row in rows]
     for row in checked:
         if row >= batch_size:
-            raise LLMParamError(f"argument 'rows' must be below the batch size {batch_size}, got {row}")
+            raise LLMParamError(f"argument '{name}' must have rows below the batch size {batch_size}, got {row}")
     return checked
 
 

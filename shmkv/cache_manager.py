@@ -212,11 +212,12 @@ class CacheManager(LocalWork, RegisterCalls, KeyPushCalls):
             LLMException: LLM_KV_CACHE_NOT_EXIST for a deallocated cache.
         """
         self._cluster.check_usable()
-        for name, cache in (("src_cache", src_cache), ("dst_cache", dst_cache)):
+        names = ("src_cache", "dst_cache")
+        for name, cache in zip(names, (src_cache, dst_cache), strict=True):
             check_cache(name, cache)
         check_dict("src_to_dst", src_to_dst, int, int)
-        for name, cache in (("src_cache", src_cache), ("dst_cache", dst_cache)):
+        for name, cache in zip(names, (src_cache, dst_cache), strict=True):
             check_kind(name, cache, is_blocks=True)
-        check_alike(src_cache.cache_desc, dst_cache.cache_desc)
+        check_alike(src_cache.cache_desc, dst_cache.cache_desc, names)
         pairs = check_swap_indices(src_to_dst, src_cache.cache_desc.batch_size, dst_cache.cache_desc.batch_size)
-        self._swap(src_cache, dst_cache, pairs)
+        self._swap(src_cache, dst_cache, pairs, names)

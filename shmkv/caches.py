@@ -1,7 +1,5 @@
-"""The caches of one cluster: allocate, bind, publish, let go, free. Everything here runs under the owner's lock.
-
-A cache lives while its id reference or one of its keys does and while anybody reads or writes it. What must wait stays in
-`_leaving` and is looked at again at each call. Knows nothing of links but the addresses of their records, nor of arguments' form.
+"""The caches of one cluster: allocate, bind, publish; when they go is decided in `freeing.py`. Everything here runs under the
+owner's lock. Knows nothing of links but the addresses of their records, nor of arguments' form.
 """
 from __future__ import annotations
 
@@ -10,9 +8,8 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from shmkv import _link_record, segment
+from shmkv import segment
 from shmkv._directory import Directory
-from shmkv._drop import DropQueue
 from shmkv._layout import SEGMENT_DATA
 from shmkv._local import LocalCache
 from shmkv._mapping import Region
@@ -21,18 +18,16 @@ from shmkv.cache_layout import CacheLayout
 from shmkv.config import Settings
 from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
 from shmkv.expiry import KeyExpiry
+from shmkv.freeing import Freeing
 from shmkv.keys import KEY_REQUEST, KeyWords
 from shmkv.membership import Member, Namespace
 from shmkv.memory_pool import MemoryPool, no_memory_for
 from shmkv.own_cache import OwnCache
 from shmkv.own_sources import OwnSources
 from shmkv.pauses import Pauses
-from shmkv.prefix_cache import PrefixCache
 from shmkv.registered import RegisteredCache, RegisteredCaches
 from shmkv.segment import Segment, SegmentPool
 from shmkv.types import CacheDesc
-
-REAP_INTERVAL_NS = 20_000_000
 
 log = logging.getLogger("shmkv")
 
@@ -41,11 +36,7 @@ Usable = OwnCache | RegisteredCache         # what a caller's handle stands for
 
 
 class OwnCaches:
-    """All caches of one cluster, by id.
-
-    `initiated()` gives (directory, slot) of the link records that this cluster made in other directories; `look` is called every
-    REAP_INTERVAL_NS, by a call that looks for dead readers.
-    """
+    """All caches of one cluster, by id. `initiated` and `look` are for `Freeing`."""
 
     def __init__(self, settings: Settings, namespace: Namespace, member: Member, directory: Directory, pool: SegmentPool,
                  initiated: Callable[[], list[tuple[Region, int]]], look: Callable[[], None]) -> None:
@@ -54,22 +45,15 @@ class OwnCaches:
         self._member = member
         self._directory = directory
         self._pool = pool
-        self._initiated = initiated
-        self._look = look
         self._by_id: dict[int, OwnCache] = {}
         self._by_slot: dict[int, OwnCache] = directory.owners
         self.expiry = KeyExpiry(directory, self._key_ends)
-        self._leaving: dict[int, OwnCache] = {}
-        self._reaped: set[tuple[int, int]] = set()
-        self._reaped_count = 0
-        self._looked_ns = 0
         self._ids = itertools.count(1)
-        self._last_ttl_ns = 0                       # when the last key's time to live is over, at the latest
-        self.dropped = DropQueue(directory)     # those whose last handle is gone, put here without any lock
         self.registered = RegisteredCaches()
         self.pools = MemoryPool.by_placement(settings)
         self.sources = OwnSources(directory, self._by_id, self._by_slot)
-        self.prefix = PrefixCache(directory, self.expiry, self._leaving, self._is_pinned)
+        self.freeing = Freeing(namespace, directory, pool, self.expiry, self._by_id, initiated, look)
+        self.prefix = self.freeing.prefix
 
     def __iter__(self) -> Iterator[OwnCache]:
         return iter(list(self._by_id.values()))
@@ -136,21 +120,15 @@ class OwnCaches:
         except BaseException as error:
             self._undo(cache, None)
             if cache is not None and cache.slot < 0:
-                self._leave_host(cache)
+                cache.leave_host()
             if isinstance(error, (MemoryError, OSError)):
                 raise no_memory_for(wanted, error, self._settings.out_of_memory_status) from error
             raise
         return cache
 
-    @staticmethod
-    def _leave_host(cache: OwnCache) -> None:
-        if isinstance(cache, AddressedCache) and cache.host is not None:
-            host, cache.host = cache.host, None
-            host.local.leave()
-
     def unregister(self, cache: AddressedCache) -> None:
         """Forget a registered cache and its keys; what others are copying out of it now fails."""
-        self._let_go(cache)
+        self.freeing.let_go(cache)
         self.collect()
 
     def by_id(self, cache_id: int) -> OwnCache | None:
@@ -160,7 +138,7 @@ class OwnCaches:
 
     def leaving(self, cache_id: int) -> OwnCache | None:
         """The cache that had that number, if somebody still reads or writes it."""
-        return self._leaving.get(cache_id)
+        return self.freeing.leaving.get(cache_id)
 
     def _pool_nbytes(self, desc: CacheDesc) -> int:
         """What a cache takes of the pool of its placement, 0 if that has no limit. Counted anew each time from the caches that
@@ -179,7 +157,7 @@ class OwnCaches:
 
     def _record(self, cache: OwnCache, keys: dict[int, KeyWords], publish: bool, ttl_ms: int | None) -> None:
         wanted = cache.layout
-        self._note_ttl(ttl_ms)
+        self.freeing.note_ttl(ttl_ms)
         cache.slot, cache.generation = self._directory.insert(
             cache.own_region, cache, cache_id=cache.cache_id, serial=cache.segment.serial, tensors=wanted.tensors,
             num_rows=wanted.rows, published=wanted.desc.num_tensors if publish else 0, kind=cache.kind,
@@ -202,7 +180,7 @@ class OwnCaches:
         self._by_id[cache.cache_id] = cache
         for row in range(cache.layout.rows):
             self._directory.unbind(slot, row)
-        self._let_go(cache)
+        self.freeing.let_go(cache)
 
     def _make_room(self, nbytes: int) -> None:
         """Before memory is said to be short, what the dead left is removed."""
@@ -230,7 +208,7 @@ class OwnCaches:
         for row, words in keys.items():
             self._check_unbound(row, words, cache.slot)
         cache.living = None
-        self._note_ttl(key_ttl_ms)
+        self.freeing.note_ttl(key_ttl_ms)
         try:
             self._directory.make_room(len(keys))
             for row, words in keys.items():
@@ -241,18 +219,12 @@ class OwnCaches:
 
     def unbind(self, cache: OwnCache, rows: Iterable[int]) -> None:
         """Take the keys of rows away; a pull that is in one of them answers "not there"."""
-        self._unbind(cache, rows)
+        self.freeing.unbind(cache, rows)
         self.collect()
-
-    def _unbind(self, cache: OwnCache, rows: Iterable[int]) -> None:
-        cache.living = None
-        for row in rows:
-            self._directory.unbind(cache.slot, row)
-            self.expiry.unbound(cache.slot, row)
 
     def publish(self, cache: OwnCache, rows: Sequence[int], tensors: int, key_ttl_ms: int | None = None) -> None:
         """The first `tensors` tensors of each row hold their bytes now."""
-        self._note_ttl(key_ttl_ms)
+        self.freeing.note_ttl(key_ttl_ms)
         self.expiry.published(cache.slot, rows, key_ttl_ms)
         for row in rows:
             self._directory.publish(cache.slot, row, tensors)
@@ -300,89 +272,13 @@ class OwnCaches:
         if isinstance(cache, RegisteredCache):
             self.registered.let_go(cache)
         else:
-            self._let_go(cache)
+            self.freeing.let_go(cache)
         self.collect()
-
-    def _let_go(self, cache: OwnCache) -> None:
-        if cache.id_alive:
-            self._leaving[cache.cache_id] = cache
-            cache.id_alive = False
-            cache.local.close()
-            self._directory.end_blocks_key(cache.slot)
-            if isinstance(cache, AddressedCache):
-                self._unbind(cache, range(cache.layout.rows))       # its memory does not stay for a key
 
     def collect(self) -> int:
         """Free what can be freed now: bytes that the system has back (kept segments are not among them)."""
-        while self.dropped:
-            self._let_go(self.dropped.popleft())
         self.registered.collect()
-        self.expiry.expire_due()
-        self._settle()
-        self.prefix.evict()
-        freed = sum(self._try_free(cache) for cache in list(self._leaving.values()))
-        self._directory.index.give_back_old_parts(self._namespace.life_fd, self._namespace.table)
-        return freed
-
-    def _settle(self) -> None:
-        """Notice what readers consumed; all caches are looked at when a reader died, for it may have left a full row."""
-        slots = self._directory.noticed_slots()
-        if self._somebody_died():
-            slots = list(self._by_slot)
-        for slot in slots:
-            if slot in self._by_slot:
-                self._by_slot[slot].living = self._directory.settle(slot)
-
-    def _somebody_died(self) -> bool:
-        count = self._directory.reaped_count
-        died = count != self._reaped_count
-        self._reaped_count = count
-        now = time.monotonic_ns()
-        if now - self._looked_ns >= REAP_INTERVAL_NS:
-            self._looked_ns = now
-            dead = set(_link_record.dead_initiators(self._directory.region, self._namespace.life_fd, self._namespace.table))
-            died = died or bool(dead - self._reaped)
-            self._reaped = dead
-            self._look()
-        return died
-
-    def _try_free(self, cache: OwnCache) -> int:
-        """Retire a cache that nothing names any more, and use its memory again once nobody is in it."""
-        if not cache.retired:
-            if cache.living is None:
-                cache.living = self._directory.settle(cache.slot)
-            if cache.living:
-                return 0
-            self._directory.retire(cache.slot)
-            cache.retired = True
-        if self._is_pinned(cache):
-            return 0
-        # Forgotten first: an interrupt in between costs the record, not the manager.
-        self._by_id.pop(cache.cache_id, None)
-        self._leaving.pop(cache.cache_id, None)
-        self.expiry.freed(cache.slot)
-        self._directory.release(cache.slot)
-        given_back = 0 if isinstance(cache, AddressedCache) else self._pool.give(cache.segment)
-        self._leave_host(cache)
-        self._directory.memory_freed()
-        return given_back
-
-    @property
-    def may_free_untold(self) -> bool:
-        """May memory become free without `memory_freed` soon: a key's time ends, or this process leaves a cache that it copies?"""
-        # A little longer than the key's time: it may have ended since the last look.
-        is_due = time.monotonic_ns() < self._last_ttl_ns + REAP_INTERVAL_NS
-        return is_due or any(cache.local.uses for cache in self._leaving.values())
-
-    def _note_ttl(self, ttl_ms: int | None) -> None:
-        if ttl_ms is not None:
-            self._last_ttl_ns = max(self._last_ttl_ns, time.monotonic_ns() + ttl_ms * 1_000_000)
-            self._directory.memory_freed()      # not yet, but who waits for memory has to look when the time is over
-
-    def _is_pinned(self, cache: OwnCache) -> bool:
-        """Does anybody read or write the cache now, or keep it by a lease?"""
-        return cache.local.uses > 0 or bool(self._directory.pinned(
-            cache.generation, self._namespace.life_fd, self._namespace.table, self._initiated()))
+        return self.freeing.collect()
 
     def close(self, timeout_ms: int) -> None:
         """finalize: unlink everything at once. Running copies of this process are waited for, those of others go on reading
@@ -390,7 +286,8 @@ class OwnCaches:
         deadline = time.monotonic() + timeout_ms / 1000
         for cache in list(self._by_id.values()):
             cache.local.close()
-            self._leave_host(cache)
+            if isinstance(cache, AddressedCache):
+                cache.leave_host()
         self.registered.close()
         pauses = Pauses()
         while any(cache.local.uses for cache in self._by_id.values()) and time.monotonic() < deadline:
@@ -399,5 +296,5 @@ class OwnCaches:
             if not isinstance(cache, AddressedCache):
                 segment.unlink(cache.segment.name)
         self._by_id.clear()
-        self._leaving.clear()
+        self.freeing.leaving.clear()
         self._pool.drain()

@@ -169,7 +169,7 @@ class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, AsyncCalls, 
         words = words_of_rows(keys)
         with self._cluster.lock:
             own = self._own(cache)
-            check_rows(words, own.desc.batch_size)
+            check_rows(words, own.desc.batch_size, "keys")
             self._cluster.caches.bind(own, words, publish=publish, key_ttl_ms=ttl_ms)
 
     def unbind(self, cache: KvCache, rows: Iterable[int]) -> None:

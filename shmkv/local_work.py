@@ -8,6 +8,9 @@ from shmkv.errors import LLMParamError
 from shmkv.pull_work import PullWork
 from shmkv.types import CacheDesc
 
+Names = tuple[str, str]                     # what a call calls its source and its destination
+SRC_AND_DST: Names = ("src", "dst")
+
 
 class LocalWork(PullWork):
     """Without public calls. The source of a copy is counted in, so that it stays until the end."""
@@ -33,9 +36,9 @@ class LocalWork(PullWork):
         finally:
             local.leave()
 
-    def _swap(self, src: CacheHandle, dst: CacheHandle, pairs: list[Pair]) -> None:
+    def _swap(self, src: CacheHandle, dst: CacheHandle, pairs: list[Pair], names: Names = SRC_AND_DST) -> None:
         if src.is_host == dst.is_host:
-            raise LLMParamError(f"one of src and dst must have placement HOST and one DEVICE, both have "
+            raise LLMParamError(f"one of {names[0]} and {names[1]} must have placement HOST and one DEVICE, both have "
                                 f"{src.cache_desc.placement!s}")
         with self._cluster.lock:
             source, target = self._local(src), self._local(dst)
@@ -47,11 +50,12 @@ class LocalWork(PullWork):
             source.leave()
 
 
-def check_alike(src: CacheDesc, dst: CacheDesc) -> None:
+def check_alike(src: CacheDesc, dst: CacheDesc, names: Names = SRC_AND_DST) -> None:
     """LLMParamError unless blocks of one cache fit the other."""
     if src.num_tensors != dst.num_tensors:
-        raise LLMParamError(f"src has {src.num_tensors} tensors, dst has {dst.num_tensors}: they must be equal")
+        raise LLMParamError(f"{names[0]} has {src.num_tensors} tensors, {names[1]} has {dst.num_tensors}: they must be equal")
     for tensor in range(src.num_tensors):
         ours, theirs = src.tensor_row_geometry(tensor).row_nbytes, dst.tensor_row_geometry(tensor).row_nbytes
         if ours != theirs:
-            raise LLMParamError(f"blocks of tensor {tensor} have {ours} bytes in src and {theirs} in dst: they must be equal")
+            raise LLMParamError(f"blocks of tensor {tensor} have {ours} bytes in {names[0]} and {theirs} in {names[1]}: they must be "
+                                "equal")

@@ -66,7 +66,7 @@ class ManagerBase(ApiObject):
 
     def _dropped(self, own: Usable) -> deque[Any] | DropQueue:
         """Where a cache goes whose last handle is gone."""
-        return self._cluster.caches.dropped if isinstance(own, OwnCache) else self._cluster.caches.registered.dropped
+        return self._cluster.caches.freeing.dropped if isinstance(own, OwnCache) else self._cluster.caches.registered.dropped
 
     def _views(self, cache: CacheHandle) -> tuple[TensorView, ...]:
         if not self.is_initialized():

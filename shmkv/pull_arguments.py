@@ -107,11 +107,11 @@ def with_strict_format(select: Select) -> Select:
     return (*select, 0, 0, 0, 1) if len(select) == 10 else (*select[:-1], 1)
 
 
-def check_usable_key(cache_key: object) -> None:
-    """LLMParamError unless exactly one of req_id and prefix_id of a CacheKey is given."""
-    key = check_type("cache_key", cache_key, CacheKey)
+def check_usable_key(cache_key: object, name: str = "cache_key") -> None:
+    """LLMParamError unless exactly one of req_id and prefix_id of a CacheKey is given. `name`: the argument that it came by."""
+    key = check_type(name, cache_key, CacheKey)
     if not key.is_usable:
-        raise LLMParamError(f"argument 'cache_key' must have exactly one of req_id and prefix_id, got {key!r}")
+        raise LLMParamError(f"argument '{name}' must have exactly one of req_id and prefix_id, got {key!r}")
 
 
 def check_device(name: str, cache: CacheHandle) -> None:

@@ -129,7 +129,7 @@ class StreamCalls(ManagerBase):
         self._cluster.check_usable()
         check_type("key", key, CacheKey, CacheKeyByIdAndIndex, BlocksCacheKey)
         if isinstance(key, CacheKey):
-            check_usable_key(key)
+            check_usable_key(key, "key")
         return self._waits.for_key(key, self._wait_ms(timeout_ms))
 
     def pull_layers(self, cache_key: PullKey, kv_cache: KvCache, batch_index: int = 0, *, src_layer_range: range | None = None,

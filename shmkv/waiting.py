@@ -151,7 +151,7 @@ class Waits:
         """When memory is looked for again without being told: what was just said may be seen a little later, and the end of a
         copy, or of a key's time, tells nobody."""
         caches, region = self._cluster.caches, self._cluster.directory.region
-        if status == 0 or caches.may_free_untold or _link_record.busy(region):
+        if status == 0 or caches.freeing.may_free_untold or _link_record.busy(region):
             return time.monotonic_ns() + SOON_NS
         return NEVER_NS
 

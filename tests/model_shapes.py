@@ -91,7 +91,7 @@ def expected(src: list[Bytes], dst: list[Bytes], pull: Pull) -> tuple[str, list[
         return str(refusal), dst
 
 
-def same(found: list[Bytes], wanted: list[Bytes], why: object = "") -> None:
+def assert_same_tensors(found: list[Bytes], wanted: list[Bytes], why: object = "") -> None:
     for place, (left, right) in enumerate(zip(found, wanted, strict=True)):
         np.testing.assert_array_equal(left, right, err_msg=f"tensor {place}, {why}")
 

@@ -246,7 +246,7 @@ def test_parts_of_a_key_are_counted(caches: OwnCaches) -> None:
 
 def test_dropped_ids_are_freed_by_the_next_call(caches: OwnCaches) -> None:
     cache = allocate(caches)
-    caches.dropped.append(cache)
+    caches.freeing.dropped.append(cache)
     assert caches.get(cache) is cache
     caches.collect()
     assert list(caches) == []
@@ -258,7 +258,7 @@ def test_collect_says_what_the_system_has_back(namespace: Namespace, monkeypatch
     cluster.join()
     try:
         cache = allocate(cluster.caches)
-        cluster.caches.dropped.append(cache)
+        cluster.caches.freeing.dropped.append(cache)
         assert cluster.caches.collect() == cache.segment.nbytes
         assert cluster.caches.collect() == 0
         assert namespace.segments() == set()

@@ -9,7 +9,7 @@ import cache_bytes
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from model_shapes import MODELS, Model, drawn_model, drawn_pull, expected, like, same
+from model_shapes import MODELS, Model, assert_same_tensors, drawn_model, drawn_pull, expected, like
 from peer import Peer, StartPeer
 from reference import PARAM_INVALID, SUCCESS, Pull, Refused, copy_tensors
 
@@ -54,7 +54,7 @@ def test_copy_cache_copies_the_rest_of_each_tensors_row(prompt: StartPeer, kind:
                 wanted = str(refusal)
             said = copied(p, name, rows, offset, size)
             assert (said if wanted == SUCCESS else said[0]) == wanted, f"{name}, rows {rows}, {size} at {offset}: {said}"
-            same(p.read_tensors(name), dst, f"{name}, rows {rows}, {size} at {offset}")
+            assert_same_tensors(p.read_tensors(name), dst, f"{name}, rows {rows}, {size} at {offset}")
             outcomes.add((name, wanted))
     assert {("same", SUCCESS), ("longer", SUCCESS), ("shorter", PARAM_INVALID)} <= outcomes
 
@@ -64,7 +64,7 @@ def test_copy_within_a_cache_and_what_it_says_of_a_tensor(prompt: StartPeer) -> 
     kind.allocate(p, "kv")
     p.call("noise_tensors", name="kv", seed=7)
     assert copied(p, "kv", (1, 2), 0, -1) == copied(p, "kv", (0, 0), 0, -1) == SUCCESS
-    same(p.read_tensors("kv"), copy_tensors(kind.noise(7), kind.noise(7), (1, 2), 0, -1))
+    assert_same_tensors(p.read_tensors("kv"), copy_tensors(kind.noise(7), kind.noise(7), (1, 2), 0, -1))
     _, text = copied(p, "kv", (1, 2), 0, 600)
     assert "size 600 do not fit rows of tensor 0 of 512 (src) and 512 (dst) bytes" in text
 
@@ -105,6 +105,6 @@ def test_random_models_pulled_by_their_own_process(here: Callable[..., Any], rou
         for cache in (src, dst):
             manager.deallocate_cache(cache)
         assert said == outcome, (kind, to, pull)
-        same(found, after, (kind, to, pull))
+        assert_same_tensors(found, after, (kind, to, pull))
 
     check()

@@ -8,7 +8,21 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from model_shapes import FULL, MODELS, SLIDING, STATES, TOKENS, WINDOW, Model, Sides, drawn_model, drawn_pull, expected, like, same
+from model_shapes import (
+    FULL,
+    MODELS,
+    SLIDING,
+    STATES,
+    TOKENS,
+    WINDOW,
+    Model,
+    Sides,
+    assert_same_tensors,
+    drawn_model,
+    drawn_pull,
+    expected,
+    like,
+)
 from peer import StartPeer, by_id, req
 from reference import PARAM_INVALID, SUCCESS, Pull, pull_tensors
 
@@ -45,7 +59,7 @@ def test_each_tensor_of_a_model_arrives(prompt: StartPeer, decoder: StartPeer, k
         outcome, dst = expected(src, dst, pull)
         answer = sides.d.attempt("pull", key=by_id(1, cache_id, pull.src_row), name="kv", **pull.options())
         assert answer.outcome == outcome, f"{pull}: {answer.text}"
-        same(sides.d.read_tensors("kv"), dst, pull)
+        assert_same_tensors(sides.d.read_tensors("kv"), dst, pull)
         outcomes.add(outcome)
     assert outcomes == {SUCCESS, PARAM_INVALID}
 
@@ -57,7 +71,7 @@ def test_layer_by_layer_a_request_is_consumed_by_its_last_tensor(sides: Sides, k
         one = range(layer, layer + 1)
         assert sides.d.outcome("pull", key=req(1, 71), name="kv", batch_index=2, src_layer_range=one, dst_layer_range=one,
                                tensor_num_per_layer=kind.per_layer) == SUCCESS
-    same(sides.d.read_tensors("kv"), pull_tensors(kind.noise(5), kind.canary(), Pull(src_row=1, batch_index=2)))
+    assert_same_tensors(sides.d.read_tensors("kv"), pull_tensors(kind.noise(5), kind.canary(), Pull(src_row=1, batch_index=2)))
     assert sides.d.outcome("pull", key=req(1, 71), name="kv") == "LLM_KV_CACHE_NOT_EXIST"
 
 
@@ -78,7 +92,7 @@ def test_messages_name_the_tensor_whose_row_does_not_fit(sides: Sides) -> None:
     assert f"(tensor 2, shape [4, 2, 16, 8], source tensor 4 has rows of {window} bytes)" in answer.text
     answer = sides.d.attempt("pull", key=by_id(1, cache_id), name="kv", batch_index=4)
     assert "'batch_index' must be below the batch size 4, got 4" in answer.text
-    same(sides.d.read_tensors("kv"), wide.canary())
+    assert_same_tensors(sides.d.read_tensors("kv"), wide.canary())
 
 
 def test_messages_about_a_source_whose_tensors_differ(sides: Sides) -> None:
@@ -121,21 +135,12 @@ def test_groups_of_layers_are_caches_of_one_request(sides: Sides) -> None:
     for wanted in pulled:
         assert sides.d.call("execute", code=f"REQ, GROUPS = 9, {len(groups)}\n" + PULL_GROUPS) == wanted
         for number, group in enumerate(groups):
-            same(sides.d.read_tensors(f"group{number}"),
+            assert_same_tensors(sides.d.read_tensors(f"group{number}"),
                  pull_tensors(group.noise(100 * number), group.canary(), Pull(src_row=1, batch_index=1)), f"group {number}")
     assert sides.d.call("execute", code=f"REQ, GROUPS = 8, {len(groups)}\n" + PULL_GROUPS) == pulled[0], "the other request"
 
 
 # -- random shapes -----------------------------------------------------------------------------------------------------------
-
-def pull_and_compare(sides: Sides, cache_id: int, src: Model, dst: Model, pulls: list[Pull]) -> None:
-    after = dst.canary()
-    for pull in pulls:
-        outcome, after = expected(src.noise(11), after, pull)
-        answer = sides.d.attempt("pull", key=by_id(1, cache_id, pull.src_row), name="kv", **pull.options())
-        assert answer.outcome == outcome, f"{src}, {dst}, {pull}: {answer.text}"
-        same(sides.d.read_tensors("kv"), after, (src, dst, pull))
-
 
 def test_random_models_and_pulls(sides: Sides, rounds: Callable[[int], int]) -> None:
     @settings(max_examples=rounds(60), deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -149,7 +154,12 @@ def test_random_models_and_pulls(sides: Sides, rounds: Callable[[int], int]) -> 
         pulls = [drawn_pull(draw, src, dst) for _ in range(3)]
         cache_id = sides.allocate(src, dst, 11)
         try:
-            pull_and_compare(sides, cache_id, src, dst, pulls)
+            after = dst.canary()
+            for pull in pulls:
+                outcome, after = expected(src.noise(11), after, pull)
+                answer = sides.d.attempt("pull", key=by_id(1, cache_id, pull.src_row), name="kv", **pull.options())
+                assert answer.outcome == outcome, f"{src}, {dst}, {pull}: {answer.text}"
+                assert_same_tensors(sides.d.read_tensors("kv"), after, (src, dst, pull))
         finally:
             sides.free(src.geometries[0].rows)
 

@@ -43,11 +43,9 @@ def source(p: Peer, shape: list[int], dtype: str, num_tensors: int, batch_dim: i
 
 @contextmanager
 def registered(d: Peer, spec: Spec, name: str = "kv", **how: Any) -> Iterator[Memory]:
-    """Memory of D, and its twin here."""
+    """Memory of D, and its twin here, which the test keeps equal and compares by `assert_same`."""
     within(d, "register", name=name, spec=spec, **how)
-    twin = Memory(spec)
-    yield twin
-    assert_same(d, name, twin, f"{name} {spec}")
+    yield Memory(spec)
     within(d, "unregister", name=name)
 
 
@@ -98,6 +96,7 @@ def test_pulls_into_any_layout(sides: Sides, rng: np.random.Generator, rounds: C
                     wanted = str(refusal)
                 assert answer.outcome == wanted, f"{spec} {how}: {answer.text}"
                 answers.add(wanted)
+            assert_same(d, "kv", twin, f"{spec}")
     assert answers == {SUCCESS, PARAM_INVALID}
 
 
@@ -124,6 +123,7 @@ def test_some_of_the_heads(sides: Sides, rng: np.random.Generator, rounds: Calla
                 found = sent[place][:, 1].reshape(groups, src_heads, nbytes)
                 row[:, first[1]:first[1] + count] = found[:, first[0]:first[0] + count]
                 tensor[:, 2] = row.reshape(tensor.shape[0], -1)
+            assert_same(d, "kv", twin, f"{spec} {heads_of}")
 
 
 # -- pull_blocks ----------------------------------------------------------------------------------------------------------
@@ -159,15 +159,14 @@ def test_blocks_into_scattered_blocks(sides: Sides, rng: np.random.Generator, ro
             within(d, "pull_blocks", key=["blocks", 1, 5], name="kv", prompt_blocks=src, decoder_blocks=dst)
             for place, tensor in enumerate(twin.tensors):
                 move_blocks(sent[place], tensor, list(zip(src, dst, strict=True)))
-            assert_same(d, "kv", twin, f"{spec} {src} {dst}")
             for wrong in ({"prompt_blocks": [6], "decoder_blocks": [0]},
                           {"prompt_blocks": [0], "decoder_blocks": [spec.shape[0]]}):
                 assert ask(d, "pull_blocks", key=["blocks", 1, 5], name="kv", **wrong).outcome == PARAM_INVALID
+            assert_same(d, "kv", twin, f"{spec} {src} {dst}")
         p.call("deallocate", name="blocks")
 
 
-def test_a_row_into_scattered_blocks_and_blocks_into_a_row(sides: Sides, rng: np.random.Generator,
-                                                          rounds: Callable[[int], int]) -> None:
+def test_a_row_into_scattered_blocks(sides: Sides, rng: np.random.Generator, rounds: Callable[[int], int]) -> None:
     p, d = sides
     for number in range(rounds(40)):
         spec = block_spec(rng, number)
@@ -180,27 +179,30 @@ def test_a_row_into_scattered_blocks_and_blocks_into_a_row(sides: Sides, rng: np
             for place, tensor in enumerate(twin.tensors):
                 chunks = sent[place][0, 1].reshape(-1, block)
                 move_blocks(chunks[None], tensor, list(enumerate(dst)))
-        blocks_to_row(p, d, rng, number)
+            assert_same(d, "kv", twin, f"{spec} {dst}")
 
 
-def blocks_to_row(p: Peer, d: Peer, rng: np.random.Generator, number: int) -> None:
-    """The other way: P has blocks, D a registered cache with long rows, whose batch dim may be the second one."""
-    blocks, chunks, elements = int(rng.integers(1, 6)), int(rng.integers(1, 6)), int(rng.integers(1, 12))
-    batch_dim = number % 2
-    spec = random_spec(rng, kind=KINDS[number % len(KINDS)], batch_dim=batch_dim,
-                       shape=[chunks, 3, elements] if batch_dim else [3, chunks, elements])
-    shape = [blocks, elements]
-    within(p, "allocate_blocks", name="blocks", num_tensors=spec.num_tensors, shape=shape, dtype=spec.dtype, model_id=5)
-    p.call("noise", name="blocks", seed=number)
-    sent = noise(geometry(spec.num_tensors, shape, DTYPES[spec.dtype].itemsize), number)
-    src = [int(block) for block in rng.integers(0, blocks, int(rng.integers(1, chunks + 1)))]
-    with registered(d, spec) as twin:
-        within(d, "pull_blocks", key=["blocks", 1, 5], name="kv", prompt_blocks=src, decoder_blocks=[], batch_index=2)
-        for place, tensor in enumerate(twin.tensors):
-            row = np.ascontiguousarray(tensor[:, 2]).reshape(chunks, -1)
-            row[:len(src)] = sent[place][0, src]
-            tensor[:, 2] = row.reshape(tensor.shape[0], -1)
-    p.call("deallocate", name="blocks")
+def test_blocks_into_a_row(sides: Sides, rng: np.random.Generator, rounds: Callable[[int], int]) -> None:
+    """P has blocks, D a registered cache with long rows, whose batch dim may be the second one."""
+    p, d = sides
+    for number in range(rounds(40)):
+        blocks, chunks, elements = int(rng.integers(1, 6)), int(rng.integers(1, 6)), int(rng.integers(1, 12))
+        batch_dim = number % 2
+        spec = random_spec(rng, kind=KINDS[number % len(KINDS)], batch_dim=batch_dim,
+                           shape=[chunks, 3, elements] if batch_dim else [3, chunks, elements])
+        shape = [blocks, elements]
+        within(p, "allocate_blocks", name="blocks", num_tensors=spec.num_tensors, shape=shape, dtype=spec.dtype, model_id=5)
+        p.call("noise", name="blocks", seed=number)
+        sent = noise(geometry(spec.num_tensors, shape, DTYPES[spec.dtype].itemsize), number)
+        src = [int(block) for block in rng.integers(0, blocks, int(rng.integers(1, chunks + 1)))]
+        with registered(d, spec) as twin:
+            within(d, "pull_blocks", key=["blocks", 1, 5], name="kv", prompt_blocks=src, decoder_blocks=[], batch_index=2)
+            for place, tensor in enumerate(twin.tensors):
+                row = np.ascontiguousarray(tensor[:, 2]).reshape(chunks, -1)
+                row[:len(src)] = sent[place][0, src]
+                tensor[:, 2] = row.reshape(tensor.shape[0], -1)
+            assert_same(d, "kv", twin, f"{spec} {src}")
+        p.call("deallocate", name="blocks")
 
 
 # -- copies inside the process --------------------------------------------------------------------------------------------
@@ -230,6 +232,8 @@ def test_copy_cache_between_two_layouts(sides: Sides, rng: np.random.Generator, 
                 within(d, "copy_cache", dst=names[0], src=names[1], dst_batch_index=rows[1], src_batch_index=rows[0],
                        offset=offset, size=size)
                 into.put(copy_tensors(out_of.tensors, into.tensors, rows, offset, size))
+            assert_same(d, "one", src, f"{one} {two}")
+            assert_same(d, "two", dst, f"{one} {two}")
 
 
 def test_copies_between_registered_and_shared_memory(sides: Sides, rng: np.random.Generator) -> None:
@@ -246,6 +250,7 @@ def test_copies_between_registered_and_shared_memory(sides: Sides, rng: np.rando
             within(d, "copy_cache", dst="shared", src="kv", dst_batch_index=0, src_batch_index=spec.shape[0] - 1)
             shared = np.stack(copy_tensors(twin.tensors, shared, (spec.shape[0] - 1, 0), 0, -1))
             np.testing.assert_array_equal(d.read("shared"), shared)
+            assert_same(d, "kv", twin, f"{spec}")
         d.call("deallocate", name="shared")
 
 
@@ -263,6 +268,7 @@ def test_copy_blocks_in_registered_memory(sides: Sides, rng: np.random.Generator
             for tensor in twin.tensors:
                 move_blocks(tensor, tensor, [(one, two) for one, targets in info.items() for two in targets])
             assert ask(d, "copy_blocks", name="kv", info={0: [1, spec.shape[0]]}).outcome == PARAM_INVALID
+            assert_same(d, "kv", twin, f"{spec} {info}")
 
 
 def test_swap_blocks_out_of_and_into_private_memory(sides: Sides, rng: np.random.Generator, rounds: Callable[[int], int]) -> None:
@@ -285,6 +291,8 @@ def test_swap_blocks_out_of_and_into_private_memory(sides: Sides, rng: np.random
                 move_blocks(there, here, list(back.items()))
             assert ask(d, "swap_blocks", src="kv", dst="kv", src_to_dst={0: 1}).outcome == PARAM_INVALID
             assert ask(d, "copy_cache", dst="kv", src="host").outcome == PARAM_INVALID, "HOST is for swap_blocks alone"
+            assert_same(d, "kv", device, f"{spec} {host}")
+            assert_same(d, "host", twin, f"{spec} {host}")
 
 
 @pytest.mark.parametrize("shift", [0, 1, 8, 24, 32, 100])

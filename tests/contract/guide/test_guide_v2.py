@@ -7,7 +7,7 @@ from typing import Any
 import cache_bytes
 import numpy as np
 import pytest
-from guide_rows import DESC, U64MAX, Own, key
+from guide_rows import DESC, U64MAX, Own, key, status_of
 from peer import StartPeer
 
 from shmkv import (
@@ -18,7 +18,6 @@ from shmkv import (
     CacheKeyByIdAndIndex,
     DataType,
     LayerSynchronizer,
-    LLMException,
     LLMStatusCode,
     RegisterMemStatus,
     TransferWithCacheKeyConfig,
@@ -27,12 +26,6 @@ from shmkv import (
 pytestmark = pytest.mark.timeout(120)
 Managed = Callable[..., Any]
 INVALID = LLMStatusCode.LLM_PARAM_INVALID
-
-
-def status_of(call: Callable[[], Any]) -> LLMStatusCode:
-    with pytest.raises(LLMException) as caught:
-        call()
-    return caught.value.status_code
 
 
 def noisy(cache: Cache, seed: int = 4) -> Cache:

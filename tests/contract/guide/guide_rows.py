@@ -2,16 +2,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import cache_bytes
 import numpy as np
+import pytest
 from reference import Bytes, canary, noise
 
-from shmkv import CacheDesc, CacheKey, DataType, KvCache, LLMDataDist, LLMRole
+from shmkv import CacheDesc, CacheKey, DataType, KvCache, LLMDataDist, LLMException, LLMRole, LLMStatusCode
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "llm_datadist.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "llm_datadist.md"
 TESTS = Path(__file__).parent.glob("test_guide*.py")
 TRIED = {number.upper() for path in TESTS for number in re.findall(r"^def test_([a-z]\d+)_", path.read_text(), re.MULTILINE)}
 ROWS = set(re.findall(r"^\| ([A-Z]\d+) \|", PAGE.read_text(), re.MULTILINE))
@@ -22,6 +24,13 @@ DESC = CacheDesc(4, [2, 8], DataType.DT_FLOAT16)
 def key(req_id: int, **more: int) -> CacheKey:
     """A request key of cluster 1."""
     return CacheKey(1, req_id, **more)
+
+
+def status_of(call: Callable[[], Any]) -> LLMStatusCode:
+    """The status of the LLMException that a call raises."""
+    with pytest.raises(LLMException) as caught:
+        call()
+    return caught.value.status_code
 
 
 class Own:
