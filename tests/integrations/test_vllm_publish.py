@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 from vllm_ends import HEADER, ROW, StartConsumer, StartProducer, found, wait_until
-from vllm_parts import BLOCK_NBYTES, NAMES, hashes, load, places, run_step, store
+from vllm_parts import GROUP, NAMES, hashes, load, places, run_step, store
 
 from shmkv import LLMException
 from shmkv.integrations.vllm.block_keys import cache_key, key_words
@@ -46,8 +46,8 @@ def test_what_is_there_is_not_published_twice(consumer: StartConsumer) -> None:
 @pytest.mark.parametrize("blocks", [0, 1, ROWS_OF_A_CACHE, ROWS_OF_A_CACHE + 1, 15])
 def test_as_many_blocks_as_the_capacity_has_room_for_stay(consumer: StartConsumer, blocks: int) -> None:
     capacity = -(-blocks // ROWS_OF_A_CACHE) * HEADER + blocks * ROW
-    assert most_blocks(capacity, BLOCK_NBYTES, len(NAMES)) == blocks
-    assert most_blocks(max(0, capacity - 1), BLOCK_NBYTES, len(NAMES)) == max(0, blocks - 1)
+    assert most_blocks(capacity, [GROUP]) == blocks
+    assert most_blocks(max(0, capacity - 1), [GROUP]) == max(0, blocks - 1)
     c, names = consumer({"capacity_bytes": capacity}, produces=True), hashes(16)
     run_step(c.worker, store(names[:blocks], list(range(blocks))))
     assert [found(c.shared, name) for name in names] == [True] * blocks + [False] * (16 - blocks)
@@ -128,5 +128,5 @@ def test_taint_spreads_and_ends() -> None:
 def test_keys_are_those_that_others_can_pull_by(consumer: StartConsumer) -> None:
     c, names = consumer(produces=True), hashes(1)
     run_step(c.worker, store(names, [4]))
-    key = cache_key(c.shared.endpoint.cluster_id, key_words(names[0], 0))
+    key = cache_key(c.shared.endpoint.cluster_id, key_words(names[0], 0, 0))
     assert c.shared.endpoint.manager.contains(key)

@@ -67,7 +67,7 @@ class Consumer:
     def __init__(self, settings: dict[str, Any], rng: np.random.Generator, *, produces: bool = False) -> None:
         self.shared = open_shared(ConnectorSettings.of({"look_ms": 20, **settings}), IDENTITY, consumes=True, produces=produces)
         self.layers = random_layers(16, rng)
-        self.worker = WorkerSide(self.shared, self.layers, IDENTITY, 0, consumes=True, produces=produces)
+        self.worker = WorkerSide(self.shared, [self.layers], IDENTITY, 0, consumes=True, produces=produces)
 
     def counts(self) -> dict[str, int]:
         return {name: count for name, count in self.shared.counters.take().items() if not name.endswith("_ns")}
@@ -91,5 +91,5 @@ def wait_until(what: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def found(shared: Shared, block_hash: bytes) -> bool:
-    return shared.peers.find(key_words(block_hash, 0)) is not None
+def found(shared: Shared, block_hash: bytes, group: int = 0) -> bool:
+    return shared.peers.find(key_words(block_hash, 0, group)) is not None
