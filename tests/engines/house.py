@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 from engine import Engine
 
 from shmkv.cli.ls import Report, look
 
 SHM = Path("/dev/shm")
+HEADER = 4096                                   # of a segment, before its blocks
 POLL_S = 0.05
 
 
@@ -39,6 +41,15 @@ class House:
         """Of all links of all clusters."""
         return sum(link[side]["leases"] for cluster in self.report().clusters for link in cluster.links
                    for side in ("initiator", "acceptor"))
+
+    def scribble(self, cluster_id: int) -> None:
+        """Numbers between about -4 and 4, as bfloat16, over all blocks that a cluster has published. Its card stays."""
+        incarnation = next(each.incarnation for each in self.report().clusters if each.cluster_id == cluster_id)
+        noise = np.random.default_rng(0)
+        for path in SHM.glob(f"{self.namespace}.c.{incarnation}.*"):
+            if path.stat().st_size > 2 * HEADER:
+                blocks = np.memmap(path, np.uint16, "r+", HEADER)
+                blocks[:] = noise.normal(0, 1, blocks.shape).astype(np.float32).view(np.uint32) >> 16
 
     def wait_until(self, what: Callable[[], bool], seconds: float = 20.0) -> None:
         """Fails when it is not so in time."""

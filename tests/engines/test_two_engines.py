@@ -2,21 +2,20 @@
 not, and what happens when something goes."""
 from __future__ import annotations
 
-import random
 import signal
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 from engine import Engine
-from house import SHM, House
-from models import VOCABULARY, make
+from faults import KILL_IN_A_LOAD
+from house import HEADER, House
+from models import make
+from prompts import prompt
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 BLOCK, OTHER_BLOCK = 128, 64
 NEW_TOKENS = 8
 TTL_MS = 6000
-HEADER = 4096
 CAPACITY = 64 << 20
 
 
@@ -38,10 +37,6 @@ def sides(house: House) -> Sides:
         engine.wait_until_ready()
     house.wait_until(lambda: producer.call("state")["cluster_id"] in consumer.call("state")["peers"])
     return Sides(house, producer, consumer, both)
-
-
-def prompt(seed: int, tokens: int) -> list[int]:
-    return random.Random(seed).choices(range(VOCABULARY), k=tokens)
 
 
 def asked_anew(engine: Engine, *asked: list[int]) -> list[list[int]]:
@@ -150,35 +145,12 @@ def test_bytes_in_shared_memory_are_what_a_consumer_computes_from(sides: Sides) 
     asked = prompt(700, 4 * BLOCK)
     said = sides.producer.call("each", prompts=[asked], max_tokens=NEW_TOKENS)
     assert asked_anew(sides.consumer, asked) == said
-    noise = np.random.default_rng(0)
-    incarnation = next(each.incarnation for each in sides.house.report().clusters
-                       if each.cluster_id == sides.producer.call("state")["cluster_id"])
-    for path in SHM.glob(f"{sides.house.namespace}.c.{incarnation}.*"):
-        if path.stat().st_size > 2 * HEADER:                    # the card stays
-            blocks = np.memmap(path, np.uint16, "r+", HEADER)
-            # bfloat16 between -4 and 4
-            blocks[:] = noise.normal(0, 1, blocks.shape).astype(np.float32).view(np.uint32) >> 16
+    sides.house.scribble(sides.producer.call("state")["cluster_id"])
     assert asked_anew(sides.consumer, asked) != said
     assert sides.producer.call("reset_shared")
     sides.producer.call("reset_local")
     assert sides.producer.call("each", prompts=[asked], max_tokens=NEW_TOKENS) == said
     assert asked_anew(sides.consumer, asked) == said
-
-
-KILL_IN_A_LOAD = """
-import os, signal, time
-endpoint = agent.connector()._shared.endpoint
-pull = endpoint.pull
-def killing(wanted, into, layer):
-    if layer == 1:
-        endpoint.pull = pull
-        os.kill({pid}, signal.SIGKILL)
-        deadline = time.monotonic() + 20
-        while endpoint.is_usable({cluster_id}) and time.monotonic() < deadline:
-            time.sleep(0.001)
-    pull(wanted, into, layer)
-endpoint.pull = killing
-"""
 
 
 def test_a_producer_killed_in_the_middle_of_a_load_costs_its_blocks_and_nothing_else(sides: Sides) -> None:

@@ -12,11 +12,12 @@ from vllm_ends import Consumer, ProducerProcess, StartConsumer, StartProducer
 
 @pytest.fixture
 def producer(namespace: Namespace) -> Iterator[StartProducer]:
-    """producer(settings, identity, seed): a process."""
+    """producer(settings, identity, seed, shard): a process."""
     made: list[ProducerProcess] = []
 
-    def start(settings: dict[str, Any] | None = None, identity: dict[str, Any] | None = None, seed: int = 1) -> ProducerProcess:
-        made.append(ProducerProcess(namespace, settings or {}, identity or {}, seed))
+    def start(settings: dict[str, Any] | None = None, identity: dict[str, Any] | None = None, seed: int = 1,
+              shard: int = 0) -> ProducerProcess:
+        made.append(ProducerProcess(namespace, settings or {}, identity or {}, seed, shard))
         return made[-1]
 
     yield start

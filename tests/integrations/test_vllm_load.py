@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from peer import Namespace
 from vllm_ends import ROW, StartConsumer, StartProducer, found, wait_until
-from vllm_parts import GROUP, IDENTITY, hashes, load, run_step
+from vllm_parts import GROUP, IDENTITY, hashes, load, random_layers, run_step
+
+from shmkv.integrations.vllm.worker import WorkerSide
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -55,7 +57,25 @@ def test_blocks_of_several_producers_in_one_load(producer: StartProducer, consum
     assert c.has(other.layers, [3, 4], [2, 3])
 
 
-@pytest.mark.parametrize("identity", [{"block_size": 8}, {"num_layers": 4}, {"cache_dtype": "float16"}, {"model": "other"}])
+def test_each_rank_publishes_and_pulls_its_own_part_of_a_block(producer: StartProducer, consumer: StartConsumer,
+                                                               rng: np.random.Generator) -> None:
+    one, other, names = producer(seed=1), producer(seed=2, shard=1), hashes(2)
+    one.store(names, [5, 6])
+    other.store(names[:1], [7])
+    c, layers = consumer(), random_layers(16, rng)
+    second = WorkerSide(c.shared, [layers], IDENTITY, 1, consumes=True, produces=False)
+    wait_until(lambda: len(c.shared.peers.usable) == 3)
+    for worker in (c.worker, second):
+        run_step(worker, load(names[:1], [9]))
+    assert c.has(one.layers, [5], [9])
+    assert all(np.array_equal(mine[9], theirs[7]) for mine, theirs in zip(layers.arrays, other.layers.arrays, strict=True))
+    run_step(second, load(names[1:], [10]))             # its rank has published one block only
+    assert (c.worker.take_failed_blocks(), second.take_failed_blocks()) == (set(), {10})
+    second.close()
+
+
+@pytest.mark.parametrize("identity", [{"block_size": 8}, {"num_layers": 4}, {"cache_dtype": "float16"}, {"model": "other"},
+                                      {"layout": "NHD"}, {"window": 8}])
 def test_a_producer_of_another_kind_is_refused_with_both_named(producer: StartProducer, consumer: StartConsumer,
                                                                identity: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     p, names = producer(identity=identity), hashes(1)

@@ -1,12 +1,14 @@
 """Which blocks of a step others may read, from when, and for how long."""
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from vllm_ends import HEADER, ROW, StartConsumer, StartProducer, found, wait_until
-from vllm_parts import GROUP, NAMES, hashes, load, places, run_step, store
+from vllm_parts import GROUP, NAMES, hashes, load, places, random_layers, run_step, store
 
 from shmkv import LLMException
 from shmkv.integrations.vllm.block_keys import cache_key, key_words
+from shmkv.integrations.vllm.endpoint import Piece
 from shmkv.integrations.vllm.plans import StepPlan, Store
 from shmkv.integrations.vllm.publisher import ROWS_OF_A_CACHE, most_blocks
 from shmkv.integrations.vllm.taint import Taint
@@ -22,6 +24,21 @@ def test_nobody_gets_in_before_the_step_is_over(consumer: StartConsumer) -> None
     assert all(found(c.shared, name) for name in names)
     run_step(c.worker, load(names, [0, 1]))     # out of the own cluster
     assert c.has(c.layers, [4, 5], [0, 1])
+
+
+def test_each_layer_can_be_pulled_as_soon_as_the_forward_has_it(consumer: StartConsumer, rng: np.random.Generator) -> None:
+    c, names = consumer(produces=True), hashes(1)
+    endpoint, plan, there = c.shared.endpoint, store(names, [4]), random_layers(1, rng)
+    piece = Piece(cache_key(endpoint.cluster_id, key_words(names[0], 0, 0)), 0)
+    into = endpoint.manager.register_cache(there.desc(1), there.arrays)
+    for layer, name in enumerate(NAMES[:-1]):
+        with pytest.raises(LLMException, match="published"):
+            endpoint.pull([piece], into, layer)
+        c.worker.save_layer(plan, name)
+        endpoint.pull([piece], into, layer)
+        assert np.array_equal(there.arrays[layer][0], c.layers.arrays[layer][4])
+    c.worker.save_layer(plan, NAMES[-1])
+    c.worker.end_step(plan)
 
 
 def test_a_step_that_ends_too_early_publishes_nothing(consumer: StartConsumer) -> None:

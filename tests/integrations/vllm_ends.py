@@ -31,9 +31,10 @@ StartConsumer = Callable[..., "Consumer"]
 class ProducerProcess:
     """vllm_producer.py in a process of its own; its blocks are `layers`."""
 
-    def __init__(self, namespace: Namespace, settings: dict[str, Any], identity: dict[str, Any], seed: int) -> None:
+    def __init__(self, namespace: Namespace, settings: dict[str, Any], identity: dict[str, Any], seed: int,
+                 shard: int) -> None:
         self.layers = random_layers(16, np.random.default_rng(seed))
-        self.process = subprocess.Popen([sys.executable, str(PROGRAM), json.dumps([settings, identity, seed])],
+        self.process = subprocess.Popen([sys.executable, str(PROGRAM), json.dumps([settings, identity, seed, shard])],
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=namespace.environment({}))
         self.cluster_id: int = self._answer()
 
