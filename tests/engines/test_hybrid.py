@@ -61,6 +61,7 @@ def test_twenty_prompts_say_the_same_and_only_what_the_window_holds_is_loaded(si
     assert sides.consumer.counted("hit_tokens") == sum(min(tokens // BLOCK * BLOCK, tokens - 1) for tokens in LENGTHS)
     assert sides.consumer.counted("loaded_blocks") == sum(map(blocks_needed, LENGTHS))
     assert sides.consumer.counted("failed_blocks") == 0
+    assert sides.consumer.call("computed_tokens") == sum(max(tokens % BLOCK, 1) for tokens in LENGTHS)
 
 
 def test_a_longer_prompt_goes_on_where_a_shorter_one_ended(sides: Sides) -> None:

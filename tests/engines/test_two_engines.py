@@ -15,7 +15,6 @@ from prompts import prompt
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 BLOCK, OTHER_BLOCK = 128, 64
 NEW_TOKENS = 8
-TTL_MS = 6000
 CAPACITY = 64 << 20
 
 
@@ -28,11 +27,11 @@ class Sides(NamedTuple):
 
 @pytest.fixture(scope="module")
 def sides(house: House) -> Sides:
-    """`both` loads beside the batch, and what it has published goes after TTL_MS."""
+    """`both` loads beside the batch."""
     model = make("tiny", house.folder)
     consumer = house.start("consumer", model, "kv_consumer")
     producer = house.start("producer", model, "kv_producer", extra={"capacity_bytes": CAPACITY})
-    both = house.start("both", model, "kv_both", block_size=OTHER_BLOCK, extra={"key_ttl_ms": TTL_MS, "async_load": True})
+    both = house.start("both", model, "kv_both", block_size=OTHER_BLOCK, extra={"async_load": True})
     for engine in (consumer, producer, both):
         engine.wait_until_ready()
     house.wait_until(lambda: producer.call("state")["cluster_id"] in consumer.call("state")["peers"])
@@ -110,6 +109,14 @@ def test_an_engine_that_does_both_uses_what_it_published(sides: Sides) -> None:
     assert sides.both.call("state")["notes"] == 0
 
 
+def only_the_card_is_left(sides: Sides) -> None:
+    """After all blocks were removed, which is done by the step of a prompt that has none."""
+    assert sides.both.call("reset_shared")
+    sides.both.call("each", prompts=[[1]], max_tokens=1)
+    sides.house.wait_until(lambda: sides.both.call("state")["stats"]["caches"] == 1)
+    assert sides.both.call("state")["stats"]["keys"] == 1
+
+
 def test_fifty_aborted_requests_leave_nothing(sides: Sides) -> None:
     free = sides.both.call("state")["free_blocks"]
     asked = [prompt(500 + number, 200 + number) for number in range(50)]
@@ -117,9 +124,8 @@ def test_fifty_aborted_requests_leave_nothing(sides: Sides) -> None:
     assert sides.both.call("state")["notes"] == 0
     assert sides.both.call("state")["free_blocks"] == free
     assert sides.house.leases() == 0
-    # What was complete was published, and goes when its time is over: only the card is left.
-    sides.house.wait_until(lambda: sides.both.call("state")["stats"]["caches"] == 1)
-    assert sides.both.call("state")["stats"]["keys"] == 1
+    # What was complete was published. Without it only the card is left.
+    only_the_card_is_left(sides)
 
 
 def test_fifty_aborted_requests_of_a_consumer_leave_no_lease(sides: Sides) -> None:
@@ -169,8 +175,7 @@ def test_a_producer_killed_in_the_middle_of_a_load_costs_its_blocks_and_nothing_
 
 def test_a_consumer_killed_in_the_middle_of_a_load_takes_nothing_along(sides: Sides) -> None:
     """The engine that does both kills itself while it pulls from another one of its kind."""
-    other = sides.house.start("other", sides.house.folder / "tiny", "kv_both", block_size=OTHER_BLOCK,
-                              extra={"key_ttl_ms": TTL_MS}).wait_until_ready()
+    other = sides.house.start("other", sides.house.folder / "tiny", "kv_both", block_size=OTHER_BLOCK).wait_until_ready()
     owner = sides.both.call("state")["cluster_id"]
     sides.house.wait_until(lambda: owner in other.call("state")["peers"])
     asked = prompt(900, 6 * OTHER_BLOCK)
@@ -179,6 +184,6 @@ def test_a_consumer_killed_in_the_middle_of_a_load_takes_nothing_along(sides: Si
     answer = other.attempt("each", prompts=[asked], max_tokens=1)
     assert f"ended with {-signal.SIGKILL}" in answer["error"]
     # All of it goes, so nobody dead is in the way; and the engine goes on.
-    sides.house.wait_until(lambda: sides.both.call("state")["stats"]["caches"] == 1)
+    only_the_card_is_left(sides)
     sides.house.wait_until(lambda: sides.both.call("state")["peers"] == [owner])
     assert len(sides.both.call("each", prompts=[asked], max_tokens=NEW_TOKENS)[0]) == NEW_TOKENS
