@@ -179,6 +179,12 @@ def test_a_load_that_fails_is_told_by_its_request(engine: Engine) -> None:
     assert engine.shared.counters.take()["dropped_blocks"] == 1
 
 
+def test_where_blocks_say_enough_when_a_load_fails() -> None:
+    windowed = replace(GROUP, window=WINDOW)
+    kinds = [replace(IDENTITY, groups=groups) for groups in ((GROUP,), (windowed,), (GROUP, GROUP), (GROUP, windowed))]
+    assert [identity.fails_by_block for identity in kinds] == [True, False, False, False]
+
+
 def test_groups_lose_the_same_blocks_when_there_is_no_room(engine: Engine) -> None:
     assert most_blocks(CAPACITY, BOTH.groups) == 10
     assert most_blocks(CAPACITY - 1, BOTH.groups) == 9

@@ -77,10 +77,11 @@ class ShmkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if role == KVConnectorRole.SCHEDULER:
             groups = self._identity.groups
             most = most_blocks(self._settings.capacity_bytes, groups) if self._produces else 0
-            # Of a load within the batch that fails vLLM can only be told by block ids, which it understands of one group.
+            # Of a load within the batch that fails vLLM can be told by block ids alone.
             self._scheduler = SchedulerSide(self._identity.seed(), self._identity.block_size, [group.window for group in groups],
                                             self._is_found if self._consumes else None, most_blocks=most,
-                                            is_async=self._settings.async_load or len(groups) > 1, counters=self._counters)
+                                            is_async=self._settings.async_load or not self._identity.fails_by_block,
+                                            counters=self._counters)
             if self._consumes and transfer.kv_load_failure_policy != "recompute":
                 log.warning("kv_load_failure_policy is %r: a request whose blocks go while they are loaded is ended with an error; "
                             "with 'recompute' it is computed", transfer.kv_load_failure_policy)

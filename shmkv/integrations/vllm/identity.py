@@ -42,6 +42,12 @@ class CacheIdentity:
     num_shards: int
     groups: tuple[GroupLayout, ...]
 
+    @property
+    def fails_by_block(self) -> bool:
+        """Can vLLM go on before a block whose load failed? Not with several groups, for block ids do not say which is meant; nor
+        with a window, for the blocks that the tokens before look at were never there."""
+        return len(self.groups) == 1 and not self.groups[0].window
+
     def seed(self) -> bytes:
         """Where the chain of hashes of every prompt begins."""
         return hashlib.sha256(self._text().encode()).digest()

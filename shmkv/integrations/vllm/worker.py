@@ -21,8 +21,7 @@ class WorkerSide:
         endpoint, counters = shared.endpoint, shared.counters
         self._places = {name: (group, layer) for group, layers in enumerate(groups) for layer, name in enumerate(layers.names)}
         self._turns = {name: turn for turn, name in enumerate(self._places)}
-        # Block ids say which request is meant only where there is one group.
-        self._tells_blocks = len(groups) == 1
+        self._fails_by_block = identity.fails_by_block
         self._taint = Taint()
         self._step: StepPlan | None = None
         self._job: LoadJob | None = None
@@ -96,7 +95,7 @@ class WorkerSide:
             block_ids = _block_ids(load)
             if load in job.failed:
                 self._taint.failed(block_ids)
-                if self._tells_blocks:
+                if self._fails_by_block:
                     self._failed_blocks.update(block_ids)
                 else:
                     self._failed_requests.add(load.request_id)
@@ -112,12 +111,12 @@ class WorkerSide:
         return finished
 
     def take_failed_blocks(self) -> set[int]:
-        """Blocks that have to be computed, of loads that ended since the last call. None where there are several groups."""
+        """Blocks that have to be computed, of loads that ended since the last call, where that says enough."""
         failed, self._failed_blocks = self._failed_blocks, set()
         return failed
 
     def take_failed_requests(self) -> set[str]:
-        """The same where there are several groups: requests that have to be computed."""
+        """Where it does not: requests that have to be computed from the beginning."""
         failed, self._failed_requests = self._failed_requests, set()
         return failed
 
