@@ -122,6 +122,15 @@ def test_what_the_engine_had_itself_is_stored_and_what_it_loaded_is_not() -> Non
     assert (store.relied_on, store.computed) == ((1, 2, 3), (4, 5))
 
 
+def test_what_the_engine_had_entirely_is_stored_once() -> None:
+    """It may be missing in shared memory, although this engine has nothing of it to compute but the end."""
+    house = House(produces=True)
+    house.side.match("r", PROMPT, len(TOKENS), 16)
+    (store,) = house.plan(16, 2, [1, 2, 3, 4, 5]).stores
+    assert store.blocks == tuple(map(BlockPlace, HASHES, [1, 2, 3, 4]))
+    assert house.plan(18, 1, [], replaces=False).stores == ()
+
+
 def test_of_a_prompt_that_is_too_long_the_beginning_is_stored() -> None:
     house = House(produces=True, most_blocks=3)
     house.side.match("r", PROMPT, len(TOKENS), 0)

@@ -137,7 +137,7 @@ class SchedulerSide:
             ids.extend(more)
         size = self._block_size
         first = request.computed // size
-        if first >= len(note.hashes):
+        if first >= len(note.hashes) and note.stored >= min(len(note.hashes), self._most_blocks):
             return None                     # the whole prompt is done with
         end = request.computed + request.scheduled
         full = min(end // size, len(note.hashes), self._most_blocks)
