@@ -3,6 +3,7 @@ back, is right all the same."""
 from __future__ import annotations
 
 import pytest
+from engine import Engine
 from house import House
 from models import make
 from prompts import prompt
@@ -21,24 +22,30 @@ scheduler._preempt_request = counting
 """
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_preempted_requests_publish_and_load_what_is_right(house: House, is_async: bool) -> None:
+def test_preempted_requests_publish_and_load_what_is_right(house: House) -> None:
     model = make("tiny", house.folder)
-    one = house.start(f"one-{is_async}", model, None)
-    small = house.start(f"small-{is_async}", model, "kv_both", num_gpu_blocks_override=10, extra={"async_load": is_async})
-    for engine in (one, small):
+    one = house.start("one", model, None)
+    small = [house.start(f"small-{is_async}", model, "kv_both", num_gpu_blocks_override=10, extra={"async_load": is_async})
+             for is_async in (False, True)]
+    for engine in (one, *small):
         engine.wait_until_ready()
     asked = [prompt(number, 2 * BLOCK - 6) for number in range(4)]
-    small.call("execute", code=COUNT_PREEMPTIONS)
-    free = small.call("state")["free_blocks"]
-    said = small.call("generate", prompts=asked, max_tokens=3 * BLOCK)      # 5 blocks each in the end, and there are 9
-    assert [len(each) for each in said] == [3 * BLOCK] * 4
-    assert small.call("execute", code="result = agent.preemptions") > 0
-    assert small.counted("failed_blocks") == 0
-    assert small.call("state")["notes"] == 0
-    assert small.call("state")["free_blocks"] == free
     alone = one.call("each", prompts=asked, max_tokens=NEW_TOKENS)
-    assert small.call("reset_local")
-    before = small.counted("loaded_blocks")
-    assert small.call("each", prompts=asked, max_tokens=NEW_TOKENS) == alone
-    assert small.counted("loaded_blocks") - before == 4
+    for engine in small:
+        preempted(engine, asked)
+        assert engine.call("reset_local")
+        before = engine.counted("loaded_blocks")
+        assert engine.call("each", prompts=asked, max_tokens=NEW_TOKENS) == alone
+        assert engine.counted("loaded_blocks") - before == len(asked)
+
+
+def preempted(engine: Engine, asked: list[list[int]]) -> None:
+    """Five blocks for each of them in the end, and there are nine."""
+    engine.call("execute", code=COUNT_PREEMPTIONS)
+    free = engine.call("state")["free_blocks"]
+    said = engine.call("generate", prompts=asked, max_tokens=3 * BLOCK)
+    assert [len(each) for each in said] == [3 * BLOCK] * len(asked)
+    assert engine.call("execute", code="result = agent.preemptions") > 0
+    assert engine.counted("failed_blocks") == 0
+    assert engine.call("state")["notes"] == 0
+    assert engine.call("state")["free_blocks"] == free
