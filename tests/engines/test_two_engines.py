@@ -2,21 +2,19 @@
 not, and what happens when something goes."""
 from __future__ import annotations
 
-import random
 import signal
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 from engine import Engine
-from house import SHM, House
-from models import VOCABULARY, make
+from faults import KILL_IN_A_LOAD
+from house import HEADER, House
+from models import make
+from prompts import prompt
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 BLOCK, OTHER_BLOCK = 128, 64
 NEW_TOKENS = 8
-TTL_MS = 6000
-HEADER = 4096
 CAPACITY = 64 << 20
 
 
@@ -29,19 +27,15 @@ class Sides(NamedTuple):
 
 @pytest.fixture(scope="module")
 def sides(house: House) -> Sides:
-    """`both` loads beside the batch, and what it has published goes after TTL_MS."""
+    """`both` loads beside the batch."""
     model = make("tiny", house.folder)
     consumer = house.start("consumer", model, "kv_consumer")
     producer = house.start("producer", model, "kv_producer", extra={"capacity_bytes": CAPACITY})
-    both = house.start("both", model, "kv_both", block_size=OTHER_BLOCK, extra={"key_ttl_ms": TTL_MS, "async_load": True})
+    both = house.start("both", model, "kv_both", block_size=OTHER_BLOCK, extra={"async_load": True})
     for engine in (consumer, producer, both):
         engine.wait_until_ready()
     house.wait_until(lambda: producer.call("state")["cluster_id"] in consumer.call("state")["peers"])
     return Sides(house, producer, consumer, both)
-
-
-def prompt(seed: int, tokens: int) -> list[int]:
-    return random.Random(seed).choices(range(VOCABULARY), k=tokens)
 
 
 def asked_anew(engine: Engine, *asked: list[int]) -> list[list[int]]:
@@ -115,6 +109,14 @@ def test_an_engine_that_does_both_uses_what_it_published(sides: Sides) -> None:
     assert sides.both.call("state")["notes"] == 0
 
 
+def only_the_card_is_left(sides: Sides) -> None:
+    """After all blocks were removed, which is done by the step of a prompt that has none."""
+    assert sides.both.call("reset_shared")
+    sides.both.call("each", prompts=[[1]], max_tokens=1)
+    sides.house.wait_until(lambda: sides.both.call("state")["stats"]["caches"] == 1)
+    assert sides.both.call("state")["stats"]["keys"] == 1
+
+
 def test_fifty_aborted_requests_leave_nothing(sides: Sides) -> None:
     free = sides.both.call("state")["free_blocks"]
     asked = [prompt(500 + number, 200 + number) for number in range(50)]
@@ -122,9 +124,8 @@ def test_fifty_aborted_requests_leave_nothing(sides: Sides) -> None:
     assert sides.both.call("state")["notes"] == 0
     assert sides.both.call("state")["free_blocks"] == free
     assert sides.house.leases() == 0
-    # What was complete was published, and goes when its time is over: only the card is left.
-    sides.house.wait_until(lambda: sides.both.call("state")["stats"]["caches"] == 1)
-    assert sides.both.call("state")["stats"]["keys"] == 1
+    # What was complete was published. Without it only the card is left.
+    only_the_card_is_left(sides)
 
 
 def test_fifty_aborted_requests_of_a_consumer_leave_no_lease(sides: Sides) -> None:
@@ -150,35 +151,12 @@ def test_bytes_in_shared_memory_are_what_a_consumer_computes_from(sides: Sides) 
     asked = prompt(700, 4 * BLOCK)
     said = sides.producer.call("each", prompts=[asked], max_tokens=NEW_TOKENS)
     assert asked_anew(sides.consumer, asked) == said
-    noise = np.random.default_rng(0)
-    incarnation = next(each.incarnation for each in sides.house.report().clusters
-                       if each.cluster_id == sides.producer.call("state")["cluster_id"])
-    for path in SHM.glob(f"{sides.house.namespace}.c.{incarnation}.*"):
-        if path.stat().st_size > 2 * HEADER:                    # the card stays
-            blocks = np.memmap(path, np.uint16, "r+", HEADER)
-            # bfloat16 between -4 and 4
-            blocks[:] = noise.normal(0, 1, blocks.shape).astype(np.float32).view(np.uint32) >> 16
+    sides.house.scribble(sides.producer.call("state")["cluster_id"])
     assert asked_anew(sides.consumer, asked) != said
     assert sides.producer.call("reset_shared")
     sides.producer.call("reset_local")
     assert sides.producer.call("each", prompts=[asked], max_tokens=NEW_TOKENS) == said
     assert asked_anew(sides.consumer, asked) == said
-
-
-KILL_IN_A_LOAD = """
-import os, signal, time
-endpoint = agent.connector()._shared.endpoint
-pull = endpoint.pull
-def killing(wanted, into, layer):
-    if layer == 1:
-        endpoint.pull = pull
-        os.kill({pid}, signal.SIGKILL)
-        deadline = time.monotonic() + 20
-        while endpoint.is_usable({cluster_id}) and time.monotonic() < deadline:
-            time.sleep(0.001)
-    pull(wanted, into, layer)
-endpoint.pull = killing
-"""
 
 
 def test_a_producer_killed_in_the_middle_of_a_load_costs_its_blocks_and_nothing_else(sides: Sides) -> None:
@@ -197,8 +175,7 @@ def test_a_producer_killed_in_the_middle_of_a_load_costs_its_blocks_and_nothing_
 
 def test_a_consumer_killed_in_the_middle_of_a_load_takes_nothing_along(sides: Sides) -> None:
     """The engine that does both kills itself while it pulls from another one of its kind."""
-    other = sides.house.start("other", sides.house.folder / "tiny", "kv_both", block_size=OTHER_BLOCK,
-                              extra={"key_ttl_ms": TTL_MS}).wait_until_ready()
+    other = sides.house.start("other", sides.house.folder / "tiny", "kv_both", block_size=OTHER_BLOCK).wait_until_ready()
     owner = sides.both.call("state")["cluster_id"]
     sides.house.wait_until(lambda: owner in other.call("state")["peers"])
     asked = prompt(900, 6 * OTHER_BLOCK)
@@ -207,6 +184,6 @@ def test_a_consumer_killed_in_the_middle_of_a_load_takes_nothing_along(sides: Si
     answer = other.attempt("each", prompts=[asked], max_tokens=1)
     assert f"ended with {-signal.SIGKILL}" in answer["error"]
     # All of it goes, so nobody dead is in the way; and the engine goes on.
-    sides.house.wait_until(lambda: sides.both.call("state")["stats"]["caches"] == 1)
+    only_the_card_is_left(sides)
     sides.house.wait_until(lambda: sides.both.call("state")["peers"] == [owner])
     assert len(sides.both.call("each", prompts=[asked], max_tokens=NEW_TOKENS)[0]) == NEW_TOKENS

@@ -9,23 +9,28 @@ from collections.abc import Callable
 import pytest
 
 from shmkv.integrations import vllm
-from shmkv.integrations.vllm.contract import ABSTRACT, OPTIONAL, TESTED_VERSIONS, differences
+from shmkv.integrations.vllm.contract import ABSTRACT, HYBRID, OPTIONAL, TESTED_VERSIONS, Calls, differences
 from shmkv.integrations.vllm.vllm_log import speak_in_vllms_log
 
+Changes = dict[str, Callable[..., None] | None]
 
-def base_class(**changes: Callable[..., None] | None) -> type:
-    """A class like vLLM's, with some calls changed or, with None, left out."""
+
+def base_class(must: Calls, may: Calls, changes: Changes) -> type:
+    """A class like one of vLLM's, with some calls changed or, with None, left out."""
     calls: dict[str, Callable[..., None]] = {}
-    for name, parameters in {**ABSTRACT, **OPTIONAL}.items():
+    for name, parameters in {**must, **may}.items():
         scope: dict[str, Callable[..., None]] = {}
         exec(f"def call({', '.join(('self', *parameters))}): pass", scope)
-        calls[name] = abstractmethod(scope["call"]) if name in ABSTRACT else scope["call"]
+        calls[name] = abstractmethod(scope["call"]) if name in must else scope["call"]
     calls.update({name: call for name, call in changes.items() if call is not None})
     return type("Base", (ABC,), {name: call for name, call in calls.items() if changes.get(name, call) is not None})
 
 
-def test_a_base_class_as_it_was() -> None:
-    assert differences(base_class()) == []
+BASE, SECOND = base_class(ABSTRACT, OPTIONAL, {}), base_class(HYBRID, {}, {})
+
+
+def test_base_classes_as_they_were() -> None:
+    assert differences(BASE, SECOND) == []
 
 
 @pytest.mark.parametrize(("changes", "said"), [
@@ -36,8 +41,15 @@ def test_a_base_class_as_it_was() -> None:
      "wait_for_event is abstract now and ShmkvConnector was written without it"),
     ({"get_finished": None}, "get_finished is gone: vLLM does not call it any more"),
 ])
-def test_what_changed_is_said_in_a_sentence(changes: dict[str, Callable[..., None] | None], said: str) -> None:
-    assert differences(base_class(**changes)) == [f"{said} (written for {TESTED_VERSIONS})"]
+def test_what_changed_is_said_in_a_sentence(changes: Changes, said: str) -> None:
+    assert differences(base_class(ABSTRACT, OPTIONAL, changes), SECOND) == [f"{said} (written for {TESTED_VERSIONS})"]
+
+
+def test_what_changed_for_models_with_several_groups_is_said_too() -> None:
+    changed = base_class(HYBRID, {}, {"request_finished_all_groups": abstractmethod(lambda self, request: None)})
+    assert differences(BASE, changed) == [
+        "request_finished_all_groups takes (request), ShmkvConnector was written for (request, block_ids) "
+        f"(written for {TESTED_VERSIONS})"]
 
 
 def hears(monkeypatch: pytest.MonkeyPatch, name: str) -> logging.handlers.BufferingHandler:

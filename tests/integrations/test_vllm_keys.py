@@ -4,10 +4,11 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
-from vllm_parts import IDENTITY, other_identity
+from vllm_parts import GROUP, IDENTITY, other_identity
 
 from shmkv import LLMParamError
 from shmkv.integrations.vllm import block_keys
@@ -63,22 +64,33 @@ def test_media_are_in_the_blocks_that_they_touch_and_in_those_behind() -> None:
 @pytest.mark.parametrize("change", [
     {"model": "other"}, {"model_digest": "x"}, {"weights": "x"}, {"cache_dtype": "float16"}, {"layout": "x"}, {"attention": "amx"},
     {"engine": "0.33.0"}, {"block_size": 8}, {"block_nbytes": 1024}, {"num_layers": 4}, {"num_kv_heads": 1}, {"head_size": 64},
-    {"num_shards": 2}])
+    {"num_shards": 2}, {"window": 8}])
 def test_whatever_differs_gives_other_names_and_is_told(change: dict[str, Any]) -> None:
     other = other_identity(**change)
     assert other.seed() != SEED
     (name, value), = change.items()
-    assert IDENTITY.differences(other.card()) == [f"{name}: {value!r} instead of {getattr(IDENTITY, name)!r}"]
+    named, own = (name, getattr(IDENTITY, name)) if hasattr(IDENTITY, name) else (f"{name} of group 0", getattr(GROUP, name))
+    assert IDENTITY.differences(other.card()) == [f"{named}: {value!r} instead of {own!r}"]
     assert IDENTITY.differences(IDENTITY.card()) == []
+
+
+def test_other_groups_are_told_one_by_one() -> None:
+    windowed = replace(GROUP, window=8)
+    one, other = (replace(IDENTITY, groups=groups) for groups in ((GROUP, windowed), (windowed, GROUP)))
+    assert one.seed() != other.seed()
+    assert one.differences(other.card()) == ["window of group 0: 8 instead of 0", "window of group 1: 0 instead of 8"]
+    assert IDENTITY.differences(one.card()) == ["groups: 2 instead of 1"]
+    assert "groups: 1 instead of 2" in one.differences(IDENTITY.card())
 
 
 def test_every_field_of_the_identity_is_among_those() -> None:
     text = json.loads(IDENTITY.card().rstrip(b"\0"))
-    assert text == {name: getattr(IDENTITY, name) for name in CacheIdentity.__dataclass_fields__}
+    assert text == {**{name: getattr(IDENTITY, name) for name in CacheIdentity.__dataclass_fields__}, "groups": [asdict(GROUP)]}
     assert len(IDENTITY.card()) == CARD_NBYTES
 
 
-@pytest.mark.parametrize("card", [b"", b"\0" * CARD_NBYTES, b"{", b"[1]", b"\xff\xfe", bytes(range(256))])
+@pytest.mark.parametrize("card", [b"", b"\0" * CARD_NBYTES, b"{", b"[1]", b'{"groups": 3}', b'{"groups": [3]}', b"\xff\xfe",
+                                  bytes(range(256))])
 def test_a_card_that_is_none_is_told(card: bytes) -> None:
     assert len(IDENTITY.differences(card)) >= 1
 
@@ -88,11 +100,11 @@ def test_a_description_that_is_too_long_is_refused() -> None:
         other_identity(model="m" * CARD_NBYTES).card()
 
 
-def test_the_words_of_a_key_are_128_bits_of_a_hash_over_block_and_shard() -> None:
+def test_the_words_of_a_key_are_128_bits_of_a_hash_over_block_shard_and_group() -> None:
     name = hashed(list(range(SIZE)))[0]
-    digest = hashlib.sha256(name + (3).to_bytes(4, "little")).digest()
-    assert key_words(name, 3) == (int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:16], "little"))
-    assert len({key_words(name, shard) for shard in range(8)}) == 8
+    digest = hashlib.sha256(name + (3).to_bytes(4, "little") + (1).to_bytes(4, "little")).digest()
+    assert key_words(name, 3, 1) == (int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:16], "little"))
+    assert len({key_words(name, shard, group) for shard in range(8) for group in range(8)}) == 64
 
 
 def test_a_prefix_id_that_would_mean_none_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,8 +113,8 @@ def test_a_prefix_id_that_would_mean_none_is_another_one(monkeypatch: pytest.Mon
             return b"\xff" * 32
 
     monkeypatch.setattr(block_keys.hashlib, "sha256", lambda _: AllOnes())
-    assert key_words(b"", 0) == (1, U64MAX)
-    assert cache_key(5, key_words(b"", 0)).is_usable
+    assert key_words(b"", 0, 0) == (1, U64MAX)
+    assert cache_key(5, key_words(b"", 0, 0)).is_usable
 
 
 def test_settings_of_nothing_are_the_defaults() -> None:

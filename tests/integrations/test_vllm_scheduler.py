@@ -22,11 +22,11 @@ class House:
     def __init__(self, *, produces: bool = False, consumes: bool = True, is_async: bool = False, most_blocks: int = 99) -> None:
         self.there: set[bytes] = set()
         self.counters = Counters()
-        self.side = SchedulerSide(SEED, SIZE, self.there.__contains__ if consumes else None, is_async=is_async,
+        self.side = SchedulerSide(SEED, SIZE, [0], (lambda name, _: name in self.there) if consumes else None, is_async=is_async,
                                   most_blocks=most_blocks if produces else 0, counters=self.counters)
 
     def plan(self, computed: int, scheduled: int, block_ids: list[int], *, replaces: bool = True) -> StepPlan:
-        return self.side.plan([ScheduledRequest("r", block_ids, replaces, computed, scheduled)])
+        return self.side.plan([ScheduledRequest("r", (block_ids,), replaces, computed, scheduled)])
 
 
 @pytest.mark.parametrize(("there", "computed", "tokens"), [
@@ -44,7 +44,7 @@ def test_a_full_hit_leaves_a_token_to_compute(is_async: bool, tokens: int) -> No
     house = House(is_async=is_async)
     house.there.update(HASHES)
     assert house.side.match("r", Prompt(TOKENS[:16]), 16, 0) == (tokens, is_async)
-    house.side.allocated("r", [9, 8, 7, 6], tokens)
+    house.side.allocated("r", [[9, 8, 7, 6]], tokens)
     (load,) = house.side.plan([]).loads
     assert load.blocks == tuple(map(BlockPlace, HASHES, [9, 8, 7, 6]))
     assert load.is_async == is_async
@@ -61,7 +61,7 @@ def test_a_load_names_the_blocks_behind_those_that_the_engine_has() -> None:
     house = House()
     house.there.update(HASHES[:3])
     assert house.side.match("r", PROMPT, len(TOKENS), 4) == (8, False)
-    house.side.allocated("r", [50, 51, 52, 53, 54], 8)
+    house.side.allocated("r", [[50, 51, 52, 53, 54]], 8)
     plan = house.plan(12, 6, [50, 51, 52, 53, 54])
     assert plan.loads[0].blocks == (BlockPlace(HASHES[1], 51), BlockPlace(HASHES[2], 52))
     assert house.counters.take() == {"hit_tokens": 8}
@@ -73,7 +73,7 @@ def test_what_is_matched_and_finds_no_room_is_not_loaded() -> None:
     house = House()
     house.there.update(HASHES)
     house.side.match("r", PROMPT, len(TOKENS), 0)
-    house.side.allocated("r", [1, 2], 0)
+    house.side.allocated("r", [[1, 2]], 0)
     assert house.side.plan([]) == StepPlan()
 
 
@@ -82,7 +82,7 @@ def test_a_request_whose_loads_fail_is_computed_in_the_end() -> None:
     house.there.update(HASHES)
     for _ in range(MOST_LOADS):
         assert house.side.match("r", PROMPT, len(TOKENS), 0) == (16, True)
-        house.side.allocated("r", [1, 2, 3, 4, 5], 16)
+        house.side.allocated("r", [[1, 2, 3, 4, 5]], 16)
     assert house.side.match("r", PROMPT, len(TOKENS), 0) == (0, False)
 
 
@@ -116,10 +116,19 @@ def test_what_the_engine_had_itself_is_stored_and_what_it_loaded_is_not() -> Non
     house = House(produces=True)
     house.there.update(HASHES[1:3])
     assert house.side.match("r", PROMPT, len(TOKENS), 4) == (8, False)
-    house.side.allocated("r", [1, 2, 3, 4, 5], 8)
+    house.side.allocated("r", [[1, 2, 3, 4, 5]], 8)
     (store,) = house.plan(12, 6, [1, 2, 3, 4, 5]).stores
     assert store.blocks == (BlockPlace(HASHES[0], 1), BlockPlace(HASHES[3], 4))
     assert (store.relied_on, store.computed) == ((1, 2, 3), (4, 5))
+
+
+def test_what_the_engine_had_entirely_is_stored_once() -> None:
+    """It may be missing in shared memory, although this engine has nothing of it to compute but the end."""
+    house = House(produces=True)
+    house.side.match("r", PROMPT, len(TOKENS), 16)
+    (store,) = house.plan(16, 2, [1, 2, 3, 4, 5]).stores
+    assert store.blocks == tuple(map(BlockPlace, HASHES, [1, 2, 3, 4]))
+    assert house.plan(18, 1, [], replaces=False).stores == ()
 
 
 def test_of_a_prompt_that_is_too_long_the_beginning_is_stored() -> None:
@@ -134,7 +143,7 @@ def test_blocks_whose_load_failed_are_stored_when_they_were_computed() -> None:
     house = House(produces=True)
     house.there.update(HASHES[:2])
     house.side.match("r", PROMPT, len(TOKENS), 0)
-    house.side.allocated("r", [1, 2, 3, 4, 5], 8)
+    house.side.allocated("r", [[1, 2, 3, 4, 5]], 8)
     (store,) = house.plan(8, 10, [1, 2, 3, 4, 5]).stores
     assert store.relied_on == (1, 2)
     (again,) = house.plan(0, 18, [], replaces=False).stores         # vLLM takes it back to the beginning
@@ -159,7 +168,7 @@ def test_nothing_is_kept_of_a_request_that_ended() -> None:
         house.side.finished(request_id)
     assert len(house.side) == 0
     assert house.plan(18, 1, []) == StepPlan()
-    house.side.allocated("r", [1], 4)
+    house.side.allocated("r", [[1]], 4)
     assert house.side.plan([]).loads == ()
 
 

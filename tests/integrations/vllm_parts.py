@@ -8,19 +8,22 @@ from typing import Any
 import numpy as np
 
 from shmkv.integrations.vllm.block_keys import Prompt, block_hashes
-from shmkv.integrations.vllm.identity import CacheIdentity
+from shmkv.integrations.vllm.identity import CacheIdentity, GroupLayout
 from shmkv.integrations.vllm.layers import Layers
 from shmkv.integrations.vllm.plans import BlockPlace, Load, StepPlan, Store
 
 NAMES = ("layer.0", "layer.1", "layer.2")
 BLOCK_NBYTES = 512
-IDENTITY = CacheIdentity(model="m", model_digest="d", weights="w", cache_dtype="bfloat16", layout="LBHNC", attention="vec",
-                         engine="0.32.0", block_size=4, block_nbytes=BLOCK_NBYTES, num_layers=len(NAMES), num_kv_heads=2,
-                         head_size=32, num_shards=1)
+GROUP = GroupLayout(window=0, cache_dtype="bfloat16", block_nbytes=BLOCK_NBYTES, num_layers=len(NAMES), num_kv_heads=2,
+                    head_size=32)
+IDENTITY = CacheIdentity(model="m", model_digest="d", weights="w", layout="LBHNC", attention="vec", engine="0.32.0", block_size=4,
+                         num_shards=1, groups=(GROUP,))
 
 
 def other_identity(**changes: Any) -> CacheIdentity:
-    return replace(IDENTITY, **changes)
+    """Fields of the identity, or of its one group."""
+    of_group = {name: changes.pop(name) for name in list(changes) if name in GroupLayout.__dataclass_fields__}
+    return replace(IDENTITY, groups=(replace(GROUP, **of_group),), **changes)
 
 
 def random_layers(num_blocks: int, rng: np.random.Generator) -> Layers:
@@ -46,10 +49,10 @@ def load(block_hashes: list[bytes], block_ids: list[int], *, is_async: bool = Fa
     return StepPlan(loads=(Load(request_id, places(block_hashes, block_ids), is_async),))
 
 
-def run_step(worker: Any, plan: StepPlan) -> None:
-    """A forward, as vLLM makes it around a connector."""
+def run_step(worker: Any, plan: StepPlan, names: tuple[str, ...] = NAMES) -> None:
+    """A forward, as vLLM makes it around a connector. `names`: layers in the order of the model."""
     worker.start_loads(plan)
-    for name in NAMES:
+    for name in names:
         worker.wait_for_layer(name)
         worker.save_layer(plan, name)
     worker.end_step(plan)

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 import numpy as np
-from vllm_parts import IDENTITY, other_identity, random_layers, run_step, store
+from vllm_parts import other_identity, random_layers, run_step, store
 
 from shmkv.integrations.vllm.plans import StepPlan
 from shmkv.integrations.vllm.settings import ConnectorSettings
@@ -17,10 +17,10 @@ from shmkv.integrations.vllm.sharing import open_shared
 from shmkv.integrations.vllm.worker import WorkerSide
 
 
-def main(settings: dict[str, Any], identity: dict[str, Any], seed: int) -> None:
+def main(settings: dict[str, Any], identity: dict[str, Any], seed: int, shard: int) -> None:
     shared = open_shared(ConnectorSettings.of(settings), other_identity(**identity), consumes=False, produces=True)
     layers = random_layers(16, np.random.default_rng(seed))
-    worker = WorkerSide(shared, layers, IDENTITY if not identity else other_identity(**identity), 0, consumes=False, produces=True)
+    worker = WorkerSide(shared, [layers], other_identity(**identity), shard, consumes=False, produces=True)
     print(json.dumps(shared.endpoint.cluster_id), flush=True)
     for line in sys.stdin:
         command, *arguments = json.loads(line)

@@ -14,6 +14,7 @@ from shmkv.keys import U64MAX, CacheKey
 # Names what no chain of hashes comes to but by chance: the card of a producer.
 CARD_WORDS = (0, 0)
 _WORDS = struct.Struct("<QQ")
+_PART = struct.Struct("<II")
 
 
 class Media(NamedTuple):
@@ -52,9 +53,10 @@ def _text(*values: object) -> bytes:
     return repr(values).encode()
 
 
-def key_words(block_hash: bytes, shard: int) -> tuple[int, int]:
-    """(prefix_id, model_id) of the part of a block that tensor-parallel rank `shard` has: the first 128 bits of a SHA-256."""
-    prefix_id, model_id = _WORDS.unpack_from(hashlib.sha256(block_hash + struct.pack("<I", shard)).digest())
+def key_words(block_hash: bytes, shard: int, group: int) -> tuple[int, int]:
+    """(prefix_id, model_id) of what tensor-parallel rank `shard` has of a block in the layers of a group: the first 128 bits of a
+    SHA-256."""
+    prefix_id, model_id = _WORDS.unpack_from(hashlib.sha256(block_hash + _PART.pack(shard, group)).digest())
     return (prefix_id if prefix_id != U64MAX else 1, model_id)     # a prefix id of U64MAX would mean "none"
 
 

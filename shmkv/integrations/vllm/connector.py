@@ -12,14 +12,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
     SupportsHMA,
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from shmkv.errors import LLMException, LLMStatusCode
 from shmkv.integrations.vllm.block_keys import key_words
-from shmkv.integrations.vllm.from_vllm import bytes_of, check_supported, identity_of, prompt_of, scheduled_of
-from shmkv.integrations.vllm.layers import Layers
+from shmkv.integrations.vllm.from_vllm import check_supported, groups_of, identity_of, prompt_of, scheduled_of
 from shmkv.integrations.vllm.metrics import ShmkvMetrics, ShmkvStats
 from shmkv.integrations.vllm.plans import StepPlan
 from shmkv.integrations.vllm.publisher import most_blocks
@@ -75,16 +75,19 @@ class ShmkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._worker: WorkerSide | None = None
         self._scheduler: SchedulerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
-            most = most_blocks(self._settings.capacity_bytes, self._identity.block_nbytes, self._identity.num_layers)
-            self._scheduler = SchedulerSide(self._identity.seed(), self._identity.block_size,
-                                            self._is_found if self._consumes else None, most_blocks=most if self._produces else 0,
-                                            is_async=self._settings.async_load, counters=self._counters)
+            groups = self._identity.groups
+            most = most_blocks(self._settings.capacity_bytes, groups) if self._produces else 0
+            # Of a load within the batch that fails vLLM can be told by block ids alone.
+            self._scheduler = SchedulerSide(self._identity.seed(), self._identity.block_size, [group.window for group in groups],
+                                            self._is_found if self._consumes else None, most_blocks=most,
+                                            is_async=self._settings.async_load or not self._identity.fails_by_block,
+                                            counters=self._counters)
             if self._consumes and transfer.kv_load_failure_policy != "recompute":
                 log.warning("kv_load_failure_policy is %r: a request whose blocks go while they are loaded is ended with an error; "
                             "with 'recompute' it is computed", transfer.kv_load_failure_policy)
 
-    def _is_found(self, block_hash: bytes) -> bool:
-        return all(self._peers.find(key_words(block_hash, shard)) is not None for shard in range(self._identity.num_shards))
+    def _is_found(self, block_hash: bytes, group: int) -> bool:
+        return all(self._peers.find(key_words(block_hash, shard, group)) is not None for shard in range(self._identity.num_shards))
 
     # -- both sides -----------------------------------------------------------------------------------------------------
 
@@ -128,7 +131,7 @@ class ShmkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return self._for_scheduler.match(request.request_id, prompt_of(request), request.num_tokens, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        self._for_scheduler.allocated(request.request_id, blocks.get_block_ids()[0], num_external_tokens)
+        self._for_scheduler.allocated(request.request_id, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         return ShmkvMetadata(self._for_scheduler.plan(scheduled_of(scheduler_output)))
@@ -157,8 +160,8 @@ class ShmkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         if self._shared is None:
             raise LLMException("register_kv_caches after shutdown")
-        layers = Layers(bytes_of(kv_caches, self._kv_cache_config.num_blocks))
-        self._worker = WorkerSide(self._shared, layers, self._identity, self._shard(), consumes=self._consumes,
+        groups = groups_of(kv_caches, self._kv_cache_config)
+        self._worker = WorkerSide(self._shared, groups, self._identity, self._shard(), consumes=self._consumes,
                                   produces=self._produces)
 
     def _shard(self) -> int:
@@ -193,6 +196,12 @@ class ShmkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         finished = set() if self._worker is None else self._worker.take_finished()
         return None, finished or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        results = super().get_transfer_results(finished_req_ids)
+        if self._worker is not None:
+            results.failed_recving |= self._worker.take_failed_requests()
+        return results
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return set() if self._worker is None else self._worker.take_failed_blocks()

@@ -8,9 +8,10 @@ from __future__ import annotations
 import inspect
 
 TESTED_VERSIONS = "vllm >= 0.32, < 0.33"
+Calls = dict[str, tuple[str, ...]]
 
 # Calls that a connector must have.
-ABSTRACT = {
+ABSTRACT: Calls = {
     "start_load_kv": ("forward_context", "kwargs"),
     "wait_for_layer_load": ("layer_name",),
     "save_kv_layer": ("layer_name", "kv_layer", "attn_metadata", "kwargs"),
@@ -20,11 +21,12 @@ ABSTRACT = {
     "build_connector_meta": ("scheduler_output",),
 }
 # Calls that it may have, and this one has.
-OPTIONAL = {
+OPTIONAL: Calls = {
     "__init__": ("vllm_config", "role", "kv_cache_config"),
     "register_kv_caches": ("kv_caches",),
     "handle_preemptions": ("kv_connector_metadata",),
     "get_finished": ("finished_req_ids",),
+    "get_transfer_results": ("finished_req_ids",),
     "get_block_ids_with_load_errors": (),
     "request_finished": ("request", "block_ids"),
     "get_kv_connector_stats": (),
@@ -34,15 +36,22 @@ OPTIONAL = {
     "reset_cache": (),
     "shutdown": (),
 }
+# The abstract calls of the second base class, of connectors for models with several KV cache groups.
+HYBRID: Calls = {"request_finished_all_groups": ("request", "block_ids")}
 
 
-def differences(base: type) -> list[str]:
-    """What is otherwise in a base class, one sentence each; [] if nothing is."""
+def differences(base: type, hybrid: type) -> list[str]:
+    """What is otherwise in the base classes (KVConnectorBase_V1, SupportsHMA), one sentence each; [] if nothing is."""
+    found = [*_differences(base, ABSTRACT, OPTIONAL), *_differences(hybrid, HYBRID, {})]
+    return [f"{sentence} (written for {TESTED_VERSIONS})" for sentence in found]
+
+
+def _differences(base: type, must: Calls, may: Calls) -> list[str]:
     found: list[str] = []
     abstract = set(getattr(base, "__abstractmethods__", ()))
-    found += [f"{name} is abstract now and ShmkvConnector was written without it" for name in sorted(abstract - ABSTRACT.keys())]
-    found += [f"{name} is not abstract any more: does vLLM still call it?" for name in sorted(ABSTRACT.keys() - abstract)]
-    for name, expected in {**ABSTRACT, **OPTIONAL}.items():
+    found += [f"{name} is abstract now and ShmkvConnector was written without it" for name in sorted(abstract - must.keys())]
+    found += [f"{name} is not abstract any more: does vLLM still call it?" for name in sorted(must.keys() - abstract)]
+    for name, expected in {**must, **may}.items():
         call = getattr(base, name, None)
         if call is None:
             found.append(f"{name} is gone: vLLM does not call it any more")
@@ -50,4 +59,4 @@ def differences(base: type) -> list[str]:
         names = tuple(name for name in inspect.signature(call).parameters if name != "self")
         if names != expected:
             found.append(f"{name} takes ({', '.join(names)}), ShmkvConnector was written for ({', '.join(expected)})")
-    return [f"{sentence} (written for {TESTED_VERSIONS})" for sentence in found]
+    return found

@@ -10,15 +10,19 @@ import vllm
 
 from shmkv.errors import LLMParamError
 from shmkv.integrations.vllm.block_keys import Media, Prompt
-from shmkv.integrations.vllm.identity import CacheIdentity
-from shmkv.integrations.vllm.layers import Bytes
+from shmkv.integrations.vllm.identity import CacheIdentity, GroupLayout
+from shmkv.integrations.vllm.layers import Bytes, Layers
 from shmkv.integrations.vllm.plans import ScheduledRequest
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig
+    from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.request import Request
+
+WINDOW = "SlidingWindowSpec"
+# By name, for a class that derives from one of these may mean something else by its blocks.
+MOVED = ("FullAttentionSpec", "MLAAttentionSpec", WINDOW)
 
 
 def check_supported(config: VllmConfig, caches: KVCacheConfig) -> None:
@@ -32,31 +36,43 @@ def check_supported(config: VllmConfig, caches: KVCacheConfig) -> None:
     if config.device_config.device_type != "cpu":
         raise LLMParamError("ShmkvConnector moves blocks in memory of the CPU, this engine's are on "
                             f"{config.device_config.device_type!r}")
-    if len(caches.kv_cache_groups) != 1:
-        raise LLMParamError(f"ShmkvConnector needs a model whose layers share one kind of cache, this one has "
-                            f"{len(caches.kv_cache_groups)} KV cache groups: --disable-hybrid-kv-cache-manager makes one of them "
-                            "where vLLM can")
-    spec = spec_of(caches)
-    if not hasattr(spec, "num_kv_heads"):
-        raise LLMParamError(f"ShmkvConnector moves blocks of attention, this model has {type(spec).__name__}")
+    if not caches.kv_cache_groups:
+        raise LLMParamError("ShmkvConnector moves blocks of attention, and this model has no KV cache")
+    for number, group in enumerate(caches.kv_cache_groups):
+        kind = type(group.kv_cache_spec).__name__
+        if kind not in MOVED:
+            raise LLMParamError(f"ShmkvConnector moves blocks of {', '.join(MOVED)}; KV cache group {number} of this model has "
+                                f"{kind} ({len(group.layer_names)} layers, the first is {group.layer_names[0]!r})")
+    sizes = [group.kv_cache_spec.block_size for group in caches.kv_cache_groups]
+    if len(set(sizes)) != 1:
+        raise LLMParamError(f"ShmkvConnector needs blocks of as many tokens in each KV cache group, this model has {sizes}: "
+                            "--disable-hybrid-kv-cache-manager makes one group of them where vLLM can")
 
 
 def spec_of(caches: KVCacheConfig) -> AttentionSpec:
-    """What the blocks of the one group are."""
+    """What the blocks of the first group are."""
     spec: Any = caches.kv_cache_groups[0].kv_cache_spec
     return spec
 
 
+def layout_of(group: KVCacheGroupSpec) -> GroupLayout:
+    """What decides about the bytes of a group's blocks, and which of them a request needs."""
+    spec: Any = group.kv_cache_spec
+    window = spec.sliding_window + spec.extra_retained_tokens if type(spec).__name__ == WINDOW else 0
+    return GroupLayout(window=window, cache_dtype=str(spec.dtype), block_nbytes=spec.page_size_bytes,
+                       num_layers=len(group.layer_names), num_kv_heads=spec.num_kv_heads, head_size=spec.head_size)
+
+
 def identity_of(config: VllmConfig, caches: KVCacheConfig) -> CacheIdentity:
     """The same in scheduler and worker, and in every engine that computes the same blocks."""
-    model, spec = config.model_config, spec_of(caches)
+    model = config.model_config
     settings = json.dumps(model.hf_config.to_dict(), sort_keys=True, default=str)
     return CacheIdentity(
         model=f"{model.model}@{model.revision}", model_digest=hashlib.sha256(settings.encode()).hexdigest()[:16],
-        weights=f"{model.dtype}, quantization {model.quantization}", cache_dtype=str(spec.dtype),
-        layout=str(caches.kv_cache_layout), attention=_attention(config, caches), engine=vllm.__version__,
-        block_size=spec.block_size, block_nbytes=spec.page_size_bytes, num_layers=len(caches.kv_cache_groups[0].layer_names),
-        num_kv_heads=spec.num_kv_heads, head_size=spec.head_size, num_shards=config.parallel_config.tensor_parallel_size)
+        weights=f"{model.dtype}, quantization {model.quantization}", layout=str(caches.kv_cache_layout),
+        attention=_attention(config, caches), engine=vllm.__version__, block_size=spec_of(caches).block_size,
+        num_shards=config.parallel_config.tensor_parallel_size,
+        groups=tuple(layout_of(group) for group in caches.kv_cache_groups))
 
 
 def _attention(config: VllmConfig, caches: KVCacheConfig) -> str:
@@ -84,17 +100,22 @@ def prompt_of(request: Request) -> Prompt | None:
 def scheduled_of(output: SchedulerOutput) -> list[ScheduledRequest]:
     """The requests of a step, new ones and others."""
     counts = output.num_scheduled_tokens
-    new = [ScheduledRequest(each.req_id, list(each.block_ids[0]), True, each.num_computed_tokens, counts[each.req_id])
+    new = [ScheduledRequest(each.req_id, each.block_ids, True, each.num_computed_tokens, counts[each.req_id])
            for each in output.scheduled_new_reqs]
     others = output.scheduled_cached_reqs
     return new + [
-        ScheduledRequest(req_id, list(block_ids[0]) if block_ids is not None else [], req_id in others.resumed_req_ids, computed,
-                         counts[req_id])
+        ScheduledRequest(req_id, block_ids or (), req_id in others.resumed_req_ids, computed, counts[req_id])
         for req_id, block_ids, computed in zip(others.req_ids, others.new_block_ids, others.num_computed_tokens, strict=True)]
 
 
+def groups_of(tensors: dict[str, torch.Tensor], caches: KVCacheConfig) -> list[Layers]:
+    """The tensors of each KV cache group. Groups lie over each other in memory: a block id belongs to one of them at a time."""
+    return [Layers(bytes_of({name: tensors[name] for name in group.layer_names if name in tensors}, caches.num_blocks))
+            for group in caches.kv_cache_groups]
+
+
 def bytes_of(tensors: dict[str, torch.Tensor], num_blocks: int) -> dict[str, Bytes]:
-    """The tensors of all layers as [blocks, bytes of a block], the same memory. Layers that share a tensor are there once."""
+    """The tensors of layers as [blocks, bytes of a block], the same memory. Layers that share a tensor are there once."""
     layers: dict[str, Bytes] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():

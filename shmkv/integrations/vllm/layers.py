@@ -40,6 +40,11 @@ class Layers:
         """Bytes of a block in one layer."""
         return int(self.arrays[0].shape[1])
 
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of a block in all layers."""
+        return self.block_nbytes * len(self.arrays)
+
     def desc(self, rows: int) -> CacheDesc:
         """A cache of so many blocks, one tensor a layer."""
         return CacheDesc(len(self.arrays), [rows, self.block_nbytes], DataType.DT_UINT8)

@@ -27,19 +27,18 @@ log = logging.getLogger("shmkv")
 
 @dataclass
 class _Pulls:
-    """What is left of one load: the pieces of each cluster, or why it failed."""
+    """What is left of one load: the pieces of each group and cluster, or why it failed."""
 
     load: Load
-    by_cluster: dict[int, list[Piece]]
+    pieces: dict[tuple[int, int], list[Piece]]
     failure: str = ""
 
 
 class LoadJob:
-    """Several loads that go on together, layer by layer."""
+    """Several loads that go on together, layer by layer; the layers of a group after those of the group before it."""
 
-    def __init__(self, loads: Sequence[Load], num_layers: int, deadline_s: float) -> None:
+    def __init__(self, loads: Sequence[Load], deadline_s: float) -> None:
         self.loads = tuple(loads)
-        self.num_layers = num_layers
         self.deadline_s = deadline_s
         self.failed: list[Load] = []
         self._done = 0
@@ -68,11 +67,13 @@ class LoadJob:
 
 
 class Loader:
-    """A queue of jobs and the thread that does them, made at the first one. `find(words)`: the cluster that has a block now."""
+    """A queue of jobs and the thread that does them, made at the first one. `groups`, `into`: the layers of each KV cache group,
+    and the same as a cache; `find(words)`: the cluster that has a block now."""
 
-    def __init__(self, endpoint: Endpoint, layers: Layers, into: KvCache, shard: int, find: Find, counters: Counters) -> None:
+    def __init__(self, endpoint: Endpoint, groups: Sequence[Layers], into: Sequence[KvCache], shard: int, find: Find,
+                 counters: Counters) -> None:
         self._endpoint = endpoint
-        self._layers = layers
+        self._groups = groups
         self._into = into
         self._shard = shard
         self._find = find
@@ -82,7 +83,7 @@ class Loader:
 
     def begin(self, loads: Sequence[Load]) -> LoadJob:
         """Start loading; what is returned tells how far it is."""
-        job = LoadJob(loads, len(self._layers.names), time.monotonic() + self._endpoint.settings.timeout_ms / 1000)
+        job = LoadJob(loads, time.monotonic() + self._endpoint.settings.timeout_ms / 1000)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="shmkv-vllm-load", daemon=True)
             self._thread.start()
@@ -113,40 +114,44 @@ class Loader:
     def _do(self, job: LoadJob) -> None:
         begun_ns = time.perf_counter_ns()
         pulls = [self._pulls(load) for load in job.loads]
-        for layer in range(job.num_layers):
-            for each in pulls:
-                if not each.failure:
-                    self._pull(each, layer, job)
-            job.layer_done()
-        nbytes = self._layers.block_nbytes * job.num_layers
+        for group, layers in enumerate(self._groups):
+            for layer in range(len(layers.names)):
+                for each in pulls:
+                    if not each.failure:
+                        self._pull(each, group, layer, job)
+                job.layer_done()
         for each in pulls:
-            count = len(each.load.blocks)
-            if each.failure:
-                job.failed.append(each.load)
-                self._counters.add(failed_blocks=count)
-                log.warning("blocks of request %s were not loaded and have to be computed: %s", each.load.request_id, each.failure)
-            else:
-                self._counters.add(loaded_blocks=count, loaded_bytes=count * nbytes)
+            self._account(each, job)
         self._counters.add(load_ns=time.perf_counter_ns() - begun_ns)
+
+    def _account(self, pulls: _Pulls, job: LoadJob) -> None:
+        blocks = pulls.load.blocks
+        if pulls.failure:
+            job.failed.append(pulls.load)
+            self._counters.add(failed_blocks=len(blocks))
+            log.warning("blocks of request %s were not loaded and have to be computed: %s", pulls.load.request_id, pulls.failure)
+        else:
+            self._counters.add(loaded_blocks=len(blocks),
+                               loaded_bytes=sum(self._groups[place.group].row_nbytes for place in blocks))
 
     def _pulls(self, load: Load) -> _Pulls:
         """Where the blocks are. The last one first, so that the beginning of a prompt counts as the most recently used."""
         pulls = _Pulls(load, {})
         for place in reversed(load.blocks):
-            words = key_words(place.block_hash, self._shard)
+            words = key_words(place.block_hash, self._shard, place.group)
             cluster_id = self._find(words)
             if cluster_id is None:
                 pulls.failure = f"block {place.block_hash.hex()} is not there any more"
                 return pulls
-            pulls.by_cluster.setdefault(cluster_id, []).append(Piece(cache_key(cluster_id, words), place.block_id))
+            pulls.pieces.setdefault((place.group, cluster_id), []).append(Piece(cache_key(cluster_id, words), place.block_id))
         return pulls
 
-    def _pull(self, pulls: _Pulls, layer: int, job: LoadJob) -> None:
+    def _pull(self, pulls: _Pulls, group: int, layer: int, job: LoadJob) -> None:
         try:
-            for pieces in pulls.by_cluster.values():
+            for pieces in (pieces for (its_group, _), pieces in pulls.pieces.items() if its_group == group):
                 if time.monotonic() >= job.deadline_s:
                     pulls.failure = f"the load took longer than {self._endpoint.settings.timeout_ms} ms, to layer {layer}"
                     return
-                self._endpoint.pull(pieces, self._into, layer)
+                self._endpoint.pull(pieces, self._into[group], layer)
         except LLMException as error:
             pulls.failure = f"layer {layer}: {error}"

@@ -1,15 +1,17 @@
 """What the scheduler's side tells the worker's side, step by step: plain values that can be pickled."""
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 
 class BlockPlace(NamedTuple):
-    """A block of a prompt: its hash, and where it lies in vLLM's tensors."""
+    """A block of a prompt in the layers of one KV cache group: its hash, and where it lies in vLLM's tensors."""
 
     block_hash: bytes
     block_id: int
+    group: int = 0
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,11 @@ class StepPlan:
 
 @dataclass
 class ScheduledRequest:
-    """A request of a step, in the words of vLLM's scheduler. `block_ids`: all of them with `replaces`, else those that are new;
-    `computed`: tokens before the step; `scheduled`: tokens of the step."""
+    """A request of a step, in the words of vLLM's scheduler. `block_ids`, a list a group: all of them with `replaces`, else those
+    that are new; `computed`: tokens before the step; `scheduled`: tokens of the step."""
 
     request_id: str
-    block_ids: list[int] = field(default_factory=list)
+    block_ids: tuple[Sequence[int], ...]
     replaces: bool = False
     computed: int = 0
     scheduled: int = 0

@@ -19,6 +19,7 @@ from shmkv.errors import LLMException, LLMParamError
 from shmkv.integrations.vllm.block_keys import CARD_WORDS, cache_key, key_words
 from shmkv.integrations.vllm.counters import Counters
 from shmkv.integrations.vllm.endpoint import Endpoint
+from shmkv.integrations.vllm.identity import GroupLayout
 from shmkv.integrations.vllm.layers import Bytes, Layers
 from shmkv.integrations.vllm.plans import BlockPlace, Store
 from shmkv.integrations.vllm.taint import Taint
@@ -33,9 +34,10 @@ log = logging.getLogger("shmkv")
 
 @dataclass
 class _Batch:
-    """Rows that are being filled, all of one request. `tensors`: the cache's memory, one array a layer."""
+    """Rows that are being filled, all of one request and one group. `tensors`: the cache's memory, one array a layer."""
 
     store: Store
+    group: int
     cache: KvCache
     block_ids: npt.NDArray[np.intp]
     tensors: list[Bytes]
@@ -43,11 +45,11 @@ class _Batch:
 
 
 class Publisher:
-    """`shard`: the tensor-parallel rank of this process."""
+    """`groups`: the layers of each KV cache group; `shard`: the tensor-parallel rank of this process."""
 
-    def __init__(self, endpoint: Endpoint, layers: Layers, shard: int, counters: Counters) -> None:
+    def __init__(self, endpoint: Endpoint, groups: Sequence[Layers], shard: int, counters: Counters) -> None:
         self._endpoint = endpoint
-        self._layers = layers
+        self._groups = groups
         self._shard = shard
         self._counters = counters
         self._batches: list[_Batch] = []
@@ -75,25 +77,31 @@ class Publisher:
         """Make room for the blocks that this cluster does not have yet. Those that find none are left out."""
         taken: set[tuple[int, int]] = set()
         for store in stores:
-            wanted = []
+            wanted: list[list[BlockPlace]] = [[] for _ in self._groups]
             for place in store.blocks:
-                words = key_words(place.block_hash, self._shard)
+                words = self._words(place)
                 if words not in taken and not self._endpoint.contains(self._endpoint.cluster_id, words):
                     taken.add(words)
-                    wanted.append(place)
-            for begin in range(0, len(wanted), ROWS_OF_A_CACHE):
-                self._allocate(store, wanted[begin:begin + ROWS_OF_A_CACHE])
+                    wanted[place.group].append(place)
+            # The groups in turn: of what finds no room, or goes first, they lose the same blocks.
+            for begin in range(0, max(map(len, wanted)), ROWS_OF_A_CACHE):
+                for group, places in enumerate(wanted):
+                    if rows := places[begin:begin + ROWS_OF_A_CACHE]:
+                        self._allocate(store, group, rows)
 
-    def _allocate(self, store: Store, places: list[BlockPlace]) -> None:
-        keys = [cache_key(self._endpoint.cluster_id, key_words(place.block_hash, self._shard)) for place in places]
+    def _words(self, place: BlockPlace) -> tuple[int, int]:
+        return key_words(place.block_hash, self._shard, place.group)
+
+    def _allocate(self, store: Store, group: int, places: list[BlockPlace]) -> None:
+        keys = [cache_key(self._endpoint.cluster_id, self._words(place)) for place in places]
         try:
-            cache = self._endpoint.manager.allocate_cache(self._layers.desc(len(places)), keys, publish=False,
+            cache = self._endpoint.manager.allocate_cache(self._groups[group].desc(len(places)), keys, publish=False,
                                                           key_ttl_ms=self._endpoint.settings.key_ttl_ms)
         except (LLMParamError, LLMException) as error:
             self._leave_out(len(places), error)
             return
         block_ids = np.array([place.block_id for place in places], np.intp)
-        self._batches.append(_Batch(store, cache, block_ids, [each.numpy() for each in cache.tensors]))
+        self._batches.append(_Batch(store, group, cache, block_ids, [each.numpy() for each in cache.tensors]))
 
     def _leave_out(self, blocks: int, error: LLMException) -> None:
         self._counters.add(dropped_blocks=blocks)
@@ -101,20 +109,21 @@ class Publisher:
             self._logged = time.monotonic()
             log.warning("blocks are not published: %s", error)
 
-    def save(self, layer: int) -> None:
-        """A layer of all blocks of the step is there."""
+    def save(self, group: int, layer: int) -> None:
+        """A layer of a group, of all blocks of the step, is there."""
         begun_ns = time.perf_counter_ns()
         for batch in self._batches:
-            if batch.layers == layer:           # else one before it is missing
+            if batch.group == group and batch.layers == layer:          # else one before it is missing
                 self._save(batch, layer)
         if self._batches:
             self._counters.add(publish_ns=time.perf_counter_ns() - begun_ns)
 
     def _save(self, batch: _Batch, layer: int) -> None:
         # "clip" because the default copies through a buffer; the numbers are the engine's own.
-        np.take(self._layers.arrays[layer], batch.block_ids, axis=0, out=batch.tensors[layer], mode="clip")
+        layers = self._groups[batch.group]
+        np.take(layers.arrays[layer], batch.block_ids, axis=0, out=batch.tensors[layer], mode="clip")
         try:
-            if layer + 1 < len(self._layers.names):         # the last one is published by the end of the step
+            if layer + 1 < len(layers.names):               # the last one is published by the end of the step
                 self._endpoint.manager.publish(batch.cache, layers=layer + 1, tensor_num_per_layer=1)
         except LLMException as error:
             log.warning("blocks of request %s are not published: %s", batch.store.request_id, error)
@@ -126,7 +135,7 @@ class Publisher:
         batches, self._batches = self._batches, []
         # In this order the beginnings of prompts are the newest, without which nobody can use the rest.
         for batch in reversed(batches):
-            if batch.layers < len(self._layers.names) or any(batch.store is store for store in spoilt):
+            if batch.layers < len(self._groups[batch.group].names) or any(batch.store is store for store in spoilt):
                 self._drop(batch)
             else:
                 self._let_in(batch)
@@ -139,7 +148,7 @@ class Publisher:
         except LLMException as error:
             self._leave_out(rows, error)
             return
-        self._counters.add(published_blocks=rows, published_bytes=rows * self._layers.block_nbytes * len(self._layers.names))
+        self._counters.add(published_blocks=rows, published_bytes=rows * self._groups[batch.group].row_nbytes)
 
     def _drop(self, batch: _Batch) -> None:
         self._counters.add(dropped_blocks=len(batch.block_ids))
@@ -150,11 +159,13 @@ class Publisher:
             log.warning("blocks of request %s could not be removed: %s", batch.store.request_id, error)
 
 
-def most_blocks(capacity_bytes: int, block_nbytes: int, num_layers: int) -> int:
-    """How many blocks caches hold that together are within a capacity; each has a page of its own before its rows."""
-    row_nbytes = -(-block_nbytes // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT * num_layers
-    full, rest = divmod(capacity_bytes, SEGMENT_DATA + ROWS_OF_A_CACHE * row_nbytes)
-    return full * ROWS_OF_A_CACHE + max(0, rest - SEGMENT_DATA) // row_nbytes
+def most_blocks(capacity_bytes: int, groups: Sequence[GroupLayout]) -> int:
+    """How many blocks of a prompt, each in all groups, caches hold that together are within a capacity; each cache has a page of
+    its own before its rows."""
+    header = SEGMENT_DATA * len(groups)
+    row_nbytes = sum(-(-group.block_nbytes // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT * group.num_layers for group in groups)
+    full, rest = divmod(capacity_bytes, header + ROWS_OF_A_CACHE * row_nbytes)
+    return full * ROWS_OF_A_CACHE + max(0, rest - header) // row_nbytes
 
 
 def spoilt_stores(taint: Taint, stores: Sequence[Store]) -> list[Store]:

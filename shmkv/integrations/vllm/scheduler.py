@@ -1,41 +1,50 @@
 """The scheduler's side: which blocks of a prompt others have, and what each step loads and stores.
 
 Keeps a note for each request from its first look-up until it is finished. Looks keys up by a callable, so it knows no cluster.
+
+Layers of a model may be in several KV cache groups, each with block ids of its own. In a group whose layers look through a window
+vLLM keeps only the blocks that the next token looks at: those before it have no place, or one that is somebody else's by now.
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from shmkv.integrations.vllm.block_keys import Prompt, block_hashes
 from shmkv.integrations.vllm.counters import Counters
 from shmkv.integrations.vllm.plans import BlockPlace, Load, ScheduledRequest, StepPlan, Store
 
+# What vLLM has in the place of a block that it does not keep.
+NULL_BLOCK = 0
 # A request whose load beside the batch failed is looked up again. One that fails time after time has to be computed in the end.
 MOST_LOADS = 2
 
 
 @dataclass
 class _Note:
-    """`hashes`: of the whole blocks of the prompt; `computed`: tokens that vLLM had itself at the last look-up; `loads`: how many
-    were begun; `loaded`: indices of the blocks that came from others; `stored`: blocks that earlier steps have dealt with."""
+    """`hashes`: of the whole blocks of the prompt; `block_ids`: a list a group; `computed`: tokens that vLLM had itself at the last
+    look-up; `loads`: how many were begun; `loaded`: indices of the blocks that came from others; `stored`: blocks that earlier
+    steps have dealt with."""
 
     hashes: list[bytes]
+    block_ids: list[list[int]]
     computed: int = 0
     loads: int = 0
     loaded: range = range(0)
     stored: int = 0
-    block_ids: list[int] = field(default_factory=list)
 
 
 class SchedulerSide:
-    """`is_found(block_hash)`: would all shards of the block be found now?; None for an engine that only produces. `most_blocks`: of
-    a prompt that are stored, since of one that is longer than the room for it others can use the beginning; 0: store none."""
+    """`windows`: for each KV cache group how many tokens a token looks at, 0 = all. `is_found(block_hash, group)`: would all shards
+    of the block be found now?; None for an engine that only produces. `most_blocks`: of a prompt that are stored, since of one that
+    is longer than the room for it others can use the beginning; 0: store none."""
 
-    def __init__(self, seed: bytes, block_size: int, is_found: Callable[[bytes], bool] | None, *, most_blocks: int, is_async: bool,
-                 counters: Counters) -> None:
+    def __init__(self, seed: bytes, block_size: int, windows: Sequence[int], is_found: Callable[[bytes, int], bool] | None, *,
+                 most_blocks: int, is_async: bool, counters: Counters) -> None:
         self._seed = seed
         self._block_size = block_size
+        self._windows = tuple(windows)
+        self._whole = [group for group, window in enumerate(self._windows) if not window]
         self._is_found = is_found
         self._most_blocks = most_blocks
         self._is_async = is_async
@@ -54,31 +63,62 @@ class SchedulerSide:
         note.computed = computed
         if self._is_found is None or note.loads >= MOST_LOADS:
             return 0, False
-        found = computed // self._block_size
-        while found < len(note.hashes) and self._is_found(note.hashes[found]):
-            found += 1
-        # vLLM itself computes the last token of a prompt that was loaded beside the batch.
-        most = num_tokens if self._is_async else num_tokens - 1
-        tokens = max(0, min(found * self._block_size, most) - computed)
+        # vLLM itself computes the last token of a prompt that was loaded beside the batch, but may have let go of the block that
+        # its window begins in.
+        most = num_tokens if self._is_async and not any(self._windows) else num_tokens - 1
+        tokens = max(0, min(self._reach(note, self._is_found, most) * self._block_size, most) - computed)
         return tokens, self._is_async and tokens > 0
+
+    def _reach(self, note: _Note, is_found: Callable[[bytes, int], bool], most: int) -> int:
+        """After how many blocks a request could go on: those that the engine has itself, and behind them all in groups that look at
+        everything, those in the window of the next token in the others. `most`: tokens that are taken of them."""
+        own = note.computed // self._block_size
+        reach = own
+        if not self._whole:
+            reach = len(note.hashes)
+        while reach < len(note.hashes) and all(is_found(note.hashes[reach], group) for group in self._whole):
+            reach += 1
+        while reach > own:
+            missing = self._missing(note, is_found, own, reach, min(reach * self._block_size, most))
+            if missing is None:
+                break
+            reach = missing         # any more, and this block is in the window still
+        return max(reach, own)
+
+    def _missing(self, note: _Note, is_found: Callable[[bytes, int], bool], own: int, reach: int, tokens: int) -> int | None:
+        """A block that a window looks at after so many tokens, and that nobody has."""
+        return next((block for group, window in enumerate(self._windows) if window
+                     for block in range(reach - 1, max(own, self._first(group, tokens)) - 1, -1)
+                     if not is_found(note.hashes[block], group)), None)
+
+    def _first(self, group: int, tokens: int) -> int:
+        """The first block of a group that the token behind so many looks at."""
+        window = self._windows[group]
+        return max(0, tokens - window + 1) // self._block_size if window else 0
 
     def _note(self, request_id: str, prompt: Prompt | None) -> _Note:
         note = self._notes.get(request_id)
         if note is None:
-            note = _Note([] if prompt is None else block_hashes(self._seed, prompt, self._block_size))
+            note = _Note([] if prompt is None else block_hashes(self._seed, prompt, self._block_size), self._no_blocks())
             self._notes[request_id] = note
         return note
 
-    def allocated(self, request_id: str, block_ids: Sequence[int], tokens: int) -> None:
+    def _no_blocks(self) -> list[list[int]]:
+        return [[] for _ in self._windows]
+
+    def allocated(self, request_id: str, block_ids: Sequence[Sequence[int]], tokens: int) -> None:
         """vLLM has room for `tokens` tokens of the last `match`; 0: it loads nothing."""
         note = self._notes.get(request_id)
         if note is None or tokens <= 0:
             return
         size = self._block_size
         note.loads += 1
-        note.loaded = range(note.computed // size, -(-(note.computed + tokens) // size))
+        end = note.computed + tokens
+        note.loaded = range(note.computed // size, -(-end // size))
         self._counters.add(hit_tokens=tokens)
-        self._loads.append(Load(request_id, tuple(BlockPlace(note.hashes[i], block_ids[i]) for i in note.loaded), self._is_async))
+        places = [BlockPlace(note.hashes[i], ids[i], group) for group, ids in enumerate(block_ids)
+                  for i in note.loaded if i >= self._first(group, end)]
+        self._loads.append(Load(request_id, tuple(places), self._is_async))
 
     def plan(self, scheduled: Sequence[ScheduledRequest]) -> StepPlan:
         """What the worker has to do in a step that computes these requests."""
@@ -92,19 +132,28 @@ class SchedulerSide:
         if note is None:
             return None
         if request.replaces:
-            note.block_ids = []
-        note.block_ids.extend(request.block_ids)
+            note.block_ids = self._no_blocks()
+        for ids, more in zip(note.block_ids, request.block_ids, strict=False):      # there may be no new ones
+            ids.extend(more)
         size = self._block_size
         first = request.computed // size
-        if first >= len(note.hashes):
+        if first >= len(note.hashes) and note.stored >= min(len(note.hashes), self._most_blocks):
             return None                     # the whole prompt is done with
         end = request.computed + request.scheduled
         full = min(end // size, len(note.hashes), self._most_blocks)
         # A load that failed takes a request back to blocks that were dealt with.
         begin = min(note.stored, first)
         note.stored = full
-        places = [BlockPlace(note.hashes[i], note.block_ids[i]) for i in range(begin, full) if i >= first or i not in note.loaded]
-        return Store(request.request_id, tuple(places), tuple(note.block_ids[:first]), tuple(note.block_ids[first:-(-end // size)]))
+        places: list[BlockPlace] = []
+        relied_on: list[int] = []
+        computed: list[int] = []
+        for group, ids in enumerate(note.block_ids):
+            kept = self._first(group, request.computed)
+            places += [BlockPlace(note.hashes[i], ids[i], group) for i in range(max(begin, kept), full)
+                       if ids[i] != NULL_BLOCK and (i >= first or i not in note.loaded)]
+            relied_on += ids[kept:first]
+            computed += ids[first:-(-end // size)]
+        return Store(request.request_id, tuple(places), tuple(relied_on), tuple(computed))
 
     def finished(self, request_id: str) -> None:
         """The request ended, or was given up before it began."""

@@ -1,6 +1,8 @@
 """The worker's side: loads and stores of one step after the other, around the forward of the engine."""
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shmkv.integrations.vllm.identity import CacheIdentity
 from shmkv.integrations.vllm.layers import Layers
 from shmkv.integrations.vllm.loader import Loader, LoadJob
@@ -14,21 +16,24 @@ class WorkerSide:
     """Calls come from the engine's thread, in the order of a step: `start_loads`, then for each layer `wait_for_layer` and
     `save_layer`, then `end_step`; where nothing is loaded within the forward, `start_loads` may come after the layers."""
 
-    def __init__(self, shared: Shared, layers: Layers, identity: CacheIdentity, shard: int, *, consumes: bool,
+    def __init__(self, shared: Shared, groups: Sequence[Layers], identity: CacheIdentity, shard: int, *, consumes: bool,
                  produces: bool) -> None:
         endpoint, counters = shared.endpoint, shared.counters
-        self._layers = layers
+        self._places = {name: (group, layer) for group, layers in enumerate(groups) for layer, name in enumerate(layers.names)}
+        self._turns = {name: turn for turn, name in enumerate(self._places)}
+        self._fails_by_block = identity.fails_by_block
         self._taint = Taint()
         self._step: StepPlan | None = None
         self._job: LoadJob | None = None
         self._beside: list[LoadJob] = []
         self._finished: set[str] = set()
         self._failed_blocks: set[int] = set()
-        self._publisher = Publisher(endpoint, layers, shard, counters) if produces else None
+        self._failed_requests: set[str] = set()
+        self._publisher = Publisher(endpoint, groups, shard, counters) if produces else None
         self._within_step = self._beside_steps = None
         if consumes:
-            self._cache = endpoint.manager.register_cache(layers.desc(layers.num_blocks), layers.arrays)
-            self._within_step, self._beside_steps = (Loader(endpoint, layers, self._cache, shard, shared.peers.find, counters)
+            into = [endpoint.manager.register_cache(layers.desc(layers.num_blocks), layers.arrays) for layers in groups]
+            self._within_step, self._beside_steps = (Loader(endpoint, groups, into, shard, shared.peers.find, counters)
                                                      for _ in range(2))
         if self._publisher is not None:
             self._publisher.show_card(identity.card())
@@ -46,17 +51,17 @@ class WorkerSide:
 
     def wait_for_layer(self, name: str) -> None:
         """Until a layer of what this step wants is there, or known not to come."""
-        if self._job is not None and name in self._layers.index:
-            self._job.wait(self._layers.index[name])
+        if self._job is not None and name in self._turns:
+            self._job.wait(self._turns[name])
 
     # -- stores -------------------------------------------------------------------------------------------------------
 
     def save_layer(self, plan: StepPlan, name: str) -> None:
         """The forward has written a layer."""
-        if self._publisher is None or name not in self._layers.index:
+        if self._publisher is None or name not in self._places:
             return
         self._begin(plan, self._publisher)
-        self._publisher.save(self._layers.index[name])
+        self._publisher.save(*self._places[name])
 
     def _begin(self, plan: StepPlan, publisher: Publisher) -> None:
         """Before the first layer of a step, which may come before `start_loads`."""
@@ -90,7 +95,10 @@ class WorkerSide:
             block_ids = _block_ids(load)
             if load in job.failed:
                 self._taint.failed(block_ids)
-                self._failed_blocks.update(block_ids)
+                if self._fails_by_block:
+                    self._failed_blocks.update(block_ids)
+                else:
+                    self._failed_requests.add(load.request_id)
             else:
                 self._taint.loaded(block_ids)
 
@@ -103,8 +111,13 @@ class WorkerSide:
         return finished
 
     def take_failed_blocks(self) -> set[int]:
-        """Blocks that have to be computed, of loads that ended since the last call."""
+        """Blocks that have to be computed, of loads that ended since the last call, where that says enough."""
         failed, self._failed_blocks = self._failed_blocks, set()
+        return failed
+
+    def take_failed_requests(self) -> set[str]:
+        """Where it does not: requests that have to be computed from the beginning."""
+        failed, self._failed_requests = self._failed_requests, set()
         return failed
 
     def close(self) -> None:

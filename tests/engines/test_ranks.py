@@ -1,0 +1,32 @@
+"""Two engines of two tensor-parallel ranks each: scheduler and workers are processes of their own, and each rank has its part of a
+block."""
+from __future__ import annotations
+
+import pytest
+from house import House
+from models import make
+from prompts import prompt
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
+BLOCK = 128
+RANKS = 2
+NEW_TOKENS = 12
+LENGTHS = (1, BLOCK, 3 * BLOCK + 5, 900)
+
+
+def test_ranks_share_blocks_with_their_like(house: House) -> None:
+    model = make("tiny", house.folder)
+    consumer = house.start("consumer", model, "kv_consumer", tensor_parallel_size=RANKS)
+    producer = house.start("producer", model, "kv_producer", tensor_parallel_size=RANKS)
+    for engine in (consumer, producer):
+        engine.wait_until_ready()
+    # The consumer's scheduler finds what the producer's ranks have; the producer's scheduler publishes nothing.
+    house.wait_until(lambda: len(consumer.call("state")["peers"]) == 1 + RANKS)
+    asked = [prompt(tokens, tokens) for tokens in LENGTHS]
+    said = producer.call("each", prompts=asked, max_tokens=NEW_TOKENS)
+    blocks = sum(tokens // BLOCK for tokens in LENGTHS)
+    assert producer.counted("published_blocks") == RANKS * blocks
+    assert consumer.call("each", prompts=asked, max_tokens=NEW_TOKENS) == said
+    assert consumer.counted("hit_tokens") >= sum(min(tokens // BLOCK * BLOCK, tokens - 1) for tokens in LENGTHS)
+    assert consumer.counted("loaded_blocks") == RANKS * blocks
+    assert consumer.call("computed_tokens") == sum(max(tokens % BLOCK, 1) for tokens in LENGTHS)
