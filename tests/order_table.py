@@ -25,8 +25,7 @@ def _all(reason: str, *sites: str) -> dict[str, str]:
 #: No scenario: the order means nothing, or the access is not shared.
 EXEMPT: dict[str, str] = {
     **_all("relaxed already: a number of this side for statistics, or of this process",
-           "_core:pull_now:add64_relaxed#1", "_core:finish:add32_relaxed#1", "_push:push_now:add64_relaxed#1",
-           "_push_key:push_now:add64_relaxed#1",
+           "_core:enter_counted:add64_relaxed#1", "_core:finish:add32_relaxed#1", "_copy:move_part:add64_relaxed#1",
            "_directory:note_use:add32_relaxed#1", "_local:__cinit__:add64_relaxed#1", "_members:count_join:add32_relaxed#1"),
     **_all("a directory that nobody can read yet: its header is published last",
            "_directory:__init__:store32_release#1", "_index:__init__:exchange64_seq#1"),
