@@ -150,7 +150,7 @@ cdef class AcceptedLink(LinkEnd):
         cdef Patience wait
         cdef int status
         patience_init(&wait, timeout_ms)
-        wait.removes = True
+        wait.enters_closing = True
         with nogil:
             status = link_enter(link, &wait)
             if status == 0:

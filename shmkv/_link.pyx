@@ -78,7 +78,7 @@ cdef void patience_init(Patience* wait, int64_t timeout_ms):
     wait.begin_ns = wait.entered_ns = wait.signals_ns = now_ns()
     wait.deadline_ns = wait.begin_ns + timeout_ms * 1000000
     wait.is_main = PyThread_get_thread_ident() == main_thread
-    wait.removes = False
+    wait.enters_closing = False
     wait.asked = NULL
 
 
@@ -202,7 +202,7 @@ cdef int link_enter(Link* link, Patience* wait) noexcept nogil:
     thread_set_inside(True)
     add32_seq(&link.users, 1)
     status = state_of_record(link)
-    if status == 0 and load32_acquire(&link.is_closing) and not wait.removes:
+    if status == 0 and load32_acquire(&link.is_closing) and not wait.enters_closing:
         status = LINK_BUSY
     if status == 0 and not queue_enter(&link.queue, &me):
         status = wait_in_queue(link, wait, &me)

@@ -163,7 +163,7 @@ cdef class LinkHandle(LinkEnd):
         cdef Patience wait
         cdef int status
         patience_init(&wait, timeout_ms)
-        wait.removes = True
+        wait.enters_closing = True
         with nogil:
             status = link_enter(&self.link, &wait)
             if status == 0:
