@@ -310,6 +310,25 @@ cdef int stop_waiting(Link* link, int status) noexcept nogil:
 cdef class LinkEnd:
     """`_link_handle` and `_acceptor` fill it in."""
 
+    def look(self):
+        """0 if the link can be used, else LINK_ENDED, LINK_PEER_GONE or LINK_FORKED; changes and waits for nothing."""
+        return look(&self.link)
+
+    @property
+    def peer_slot(self):
+        """Member slot of the cluster at the other end."""
+        return self.link.peer_slot
+
+    @property
+    def peer_incarnation(self):
+        """Of the cluster at the other end, when the link was made."""
+        return self.link.peer_incarnation
+
+    @property
+    def users(self):
+        """Threads of this process inside a call on the link."""
+        return load32_seq(&self.link.users)
+
     @property
     def fault(self):
         """For messages: the address, the peer's or one of this process, at which the last move of the peer's private memory found
