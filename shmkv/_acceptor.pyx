@@ -32,7 +32,6 @@ from shmkv._link cimport (
     Patience,
     link_enter,
     link_leave,
-    look,
     look_at_memory,
     patience_init,
     raise_pending,
@@ -99,28 +98,9 @@ cdef class AcceptedLink(LinkEnd):
         self.directory = None
         return True
 
-    def look(self):
-        """0 if the link can be used, else LINK_ENDED, LINK_PEER_GONE or LINK_FORKED; changes and waits for nothing."""
-        return look(&self.link)
-
     def state(self):
         """The same without a look at the peer's life byte: a few loads, no system call."""
         return look_at_memory(&self.link)
-
-    @property
-    def peer_slot(self):
-        """Member slot of the cluster at the other end."""
-        return self.link.peer_slot
-
-    @property
-    def peer_incarnation(self):
-        """Of the cluster at the other end, when the link was made."""
-        return self.link.peer_incarnation
-
-    @property
-    def users(self):
-        """Threads of this process inside a call on the link."""
-        return load32_seq(&self.link.users)
 
     def break_off(self):
         """LIVE -> BROKEN: running pushes end at their next look."""
@@ -150,7 +130,7 @@ cdef class AcceptedLink(LinkEnd):
         cdef Patience wait
         cdef int status
         patience_init(&wait, timeout_ms)
-        wait.removes = True
+        wait.enters_closing = True
         with nogil:
             status = link_enter(link, &wait)
             if status == 0:

@@ -11,6 +11,7 @@ from shmkv import _crew
 from shmkv._attached cimport read_whole, write_whole
 from shmkv._crash cimport crash_point
 from shmkv._crew cimport crew_limit, crew_run
+from shmkv._futex cimport add64_relaxed
 from shmkv._plan cimport Span, advance, seek
 
 cdef extern from "_kernels.h" nogil:
@@ -54,6 +55,7 @@ CREW_THRESHOLD = 8 << 20            # below this a second thread costs more than
 cdef const shmkv_kernel* chosen = shmkv_kernel_best()
 cdef uint64_t nt_threshold = DEFAULT_NT_THRESHOLD
 cdef uint64_t crew_threshold = CREW_THRESHOLD
+cdef uint64_t streamed_count = 0
 
 
 cdef struct Job:
@@ -83,6 +85,8 @@ cdef int move_part(const Plan* plan, uint64_t whole_nbytes, const char* src, int
     cdef uint32_t threads = 1
     job.plan, job.src, job.fd, job.dst, job.mode, job.check, job.context = plan, src, fd, dst, mode, check, context
     job.streaming = whole_nbytes >= nt_threshold
+    if job.streaming:
+        add64_relaxed(&streamed_count, 1)
     job.copy = chosen.streaming if job.streaming else chosen.ordinary
     job.share_nbytes = share_of(plan.nbytes, &threads)
     if plan.nbytes <= job.share_nbytes:
@@ -170,6 +174,11 @@ def current() -> dict:
     """The loop in use, from how many bytes it streams, how many threads a copy of at least `crew_threshold` bytes uses."""
     return {"kernel": chosen.name.decode(), "nt_threshold": nt_threshold, "crew_threshold": crew_threshold,
             "threads": crew_limit()}
+
+
+def streamed() -> int:
+    """How many copies of this process, parts of a transfer each counted, were made with streaming stores so far."""
+    return streamed_count
 
 
 cdef class RunList:

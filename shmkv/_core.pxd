@@ -32,6 +32,7 @@ cdef int make_plan(Link* link, Request* want, const CacheRecord* cache, uint64_t
 cdef void note_format(Link* link, const CacheRecord* cache, const Local* dst) noexcept nogil
 cdef int finish(Link* link, Request* want, FoundRow* found) noexcept nogil
 cdef void drop_unlinked(Link* link) noexcept nogil
+cdef int enter_counted(Link* link, Patience* wait) noexcept nogil
 cdef int pull_now(Link* link, Local* dst, Request* want) noexcept nogil
 cdef int pull_locked(Link* link, Local* dst, Request* want) noexcept nogil
 cdef void count(Link* link, const Patience* wait, uint64_t nbytes, int status) noexcept nogil

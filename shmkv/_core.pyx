@@ -85,13 +85,19 @@ cdef int pull_now(Link* link, Local* dst, Request* want) noexcept nogil:
         return COPY_DST_GONE
     status = check_target(dst, &want.select, want.blocks)
     if status == 0:
-        status = link_enter(link, &want.wait)
+        status = enter_counted(link, &want.wait)
         if status == 0:
             status = pull_locked(link, dst, want)
             link_leave(link)
-        elif status == LINK_TIMEOUT:
-            add64_relaxed(&link.mine.counters[COUNT_TIMEOUTS], 1)
     local_leave(dst)
+    return status
+
+
+cdef int enter_counted(Link* link, Patience* wait) noexcept nogil:
+    """`link_enter`; a call whose turn did not come in time is counted here, all others where they end (`count`)."""
+    cdef int status = link_enter(link, wait)
+    if status == LINK_TIMEOUT:
+        add64_relaxed(&link.mine.counters[COUNT_TIMEOUTS], 1)
     return status
 
 

@@ -91,6 +91,7 @@ cdef int flow_step(Flow* flow, Link* link, Local* dst) noexcept nogil:
         flow.want.wait.begin_ns = flow.want.wait.entered_ns = now_ns()
         status = link_enter(link, &flow.want.wait)
         if status == 0:
+            flow.want.wait.enters_closing = True        # this pull has begun: a drain lets it end
             status = step_locked(flow, link, dst)
             link_leave(link)
     local_leave(dst)

@@ -37,7 +37,7 @@ cdef struct Patience:
     int64_t deadline_ns
     int64_t signals_ns              # last time that Python signal handlers could run
     bint is_main                    # only the main thread runs them
-    bint removes                    # the call that removes the link may enter while it is closing
+    bint enters_closing             # may enter while the link is closed to new calls: it removes it, or began before
     const uint32_t* asked           # where another thread of this process asks for things, NULL = nobody does
 
 

@@ -78,7 +78,7 @@ cdef void patience_init(Patience* wait, int64_t timeout_ms):
     wait.begin_ns = wait.entered_ns = wait.signals_ns = now_ns()
     wait.deadline_ns = wait.begin_ns + timeout_ms * 1000000
     wait.is_main = PyThread_get_thread_ident() == main_thread
-    wait.removes = False
+    wait.enters_closing = False
     wait.asked = NULL
 
 
@@ -202,7 +202,7 @@ cdef int link_enter(Link* link, Patience* wait) noexcept nogil:
     thread_set_inside(True)
     add32_seq(&link.users, 1)
     status = state_of_record(link)
-    if status == 0 and load32_acquire(&link.is_closing) and not wait.removes:
+    if status == 0 and load32_acquire(&link.is_closing) and not wait.enters_closing:
         status = LINK_BUSY
     if status == 0 and not queue_enter(&link.queue, &me):
         status = wait_in_queue(link, wait, &me)
@@ -309,6 +309,25 @@ cdef int stop_waiting(Link* link, int status) noexcept nogil:
 
 cdef class LinkEnd:
     """`_link_handle` and `_acceptor` fill it in."""
+
+    def look(self):
+        """0 if the link can be used, else LINK_ENDED, LINK_PEER_GONE or LINK_FORKED; changes and waits for nothing."""
+        return look(&self.link)
+
+    @property
+    def peer_slot(self):
+        """Member slot of the cluster at the other end."""
+        return self.link.peer_slot
+
+    @property
+    def peer_incarnation(self):
+        """Of the cluster at the other end, when the link was made."""
+        return self.link.peer_incarnation
+
+    @property
+    def users(self):
+        """Threads of this process inside a call on the link."""
+        return load32_seq(&self.link.users)
 
     @property
     def fault(self):

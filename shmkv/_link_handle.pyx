@@ -42,7 +42,6 @@ from shmkv._link cimport (
     Patience,
     link_enter,
     link_leave,
-    look,
     patience_init,
     raise_pending,
 )
@@ -89,10 +88,6 @@ cdef class LinkHandle(LinkEnd):
             table_clear(&self.link.segments)
             plans_free(&self.link.plans)
 
-    def look(self):
-        """0 if the link can be used, else LINK_ENDED, LINK_PEER_GONE or LINK_FORKED; changes and waits for nothing."""
-        return look(&self.link)
-
     def segment_path(self, uint64_t serial):
         """Path of one of the peer's cache segments."""
         return self.prefix.decode() + f"{serial:x}"
@@ -101,16 +96,6 @@ cdef class LinkHandle(LinkEnd):
     def address(self):
         """Address of the record in this process."""
         return <size_t>self.link.record
-
-    @property
-    def peer_slot(self):
-        """Member slot of the cluster at the other end."""
-        return self.link.peer_slot
-
-    @property
-    def peer_incarnation(self):
-        """Of the cluster at the other end, when the link was made."""
-        return self.link.peer_incarnation
 
     @property
     def peer_is_idle(self):
@@ -126,11 +111,6 @@ cdef class LinkHandle(LinkEnd):
     def leases(self):
         """How many caches of the peer this side keeps by a lease."""
         return leases_taken(self.link.mine)
-
-    @property
-    def users(self):
-        """Threads of this process inside a call on the link."""
-        return load32_seq(&self.link.users)
 
     def take_remark(self):
         """True once, after a pull between caches of different kv_tensor_formats."""
@@ -163,7 +143,7 @@ cdef class LinkHandle(LinkEnd):
         cdef Patience wait
         cdef int status
         patience_init(&wait, timeout_ms)
-        wait.removes = True
+        wait.enters_closing = True
         with nogil:
             status = link_enter(&self.link, &wait)
             if status == 0:

@@ -12,20 +12,18 @@ DST_GONE: Final[int]
 
 # `select` has ten numbers, or fourteen for some of the heads or strict formats: its length is not part of the type.
 def pull(
-    handle: LinkHandle, dst: LocalCache, packed: bytes, select: tuple[int, ...], consumes: bool, timeout_ms: int
-) -> int: ...
-def pull_many(
-    handle: LinkHandle, requests: Sequence[tuple[LocalCache, bytes, tuple[int, ...], bool]], timeout_ms: int
-) -> tuple[int, int]: ...
-def pull_blocks(
     handle: LinkHandle,
     dst: LocalCache,
     packed: bytes,
     select: tuple[int, ...],
-    lists: BlockLists,
     consumes: bool,
     timeout_ms: int,
+    *,
+    lists: BlockLists | None = None,
 ) -> int: ...
+def pull_many(
+    handle: LinkHandle, requests: Sequence[tuple[LocalCache, bytes, tuple[int, ...], bool]], timeout_ms: int
+) -> tuple[int, int]: ...
 def lend(
     handle: LinkHandle, packed: bytes, select: tuple[int, ...], consumes: bool, timeout_ms: int, limit: int
 ) -> tuple[int, Loan | None]: ...

@@ -63,8 +63,10 @@ cdef int set_key(Request* want, bytes packed) except -1:
     return 0
 
 
-def pull(LinkHandle handle, LocalCache dst, bytes packed, tuple select, bint consumes, int64_t timeout_ms):
-    """Pull one row over a link: 0 or a negative status. Raises only what a signal handler raised.
+def pull(LinkHandle handle, LocalCache dst, bytes packed, tuple select, bint consumes, int64_t timeout_ms, *,
+         BlockLists lists=None):
+    """Pull one row over a link, or with `lists` many blocks, or a row from or into blocks: 0 or a negative status. Raises only what
+    a signal handler raised.
 
     `packed`: a usable key as `keys.py` packs it; `select` as in `request_init`.
     """
@@ -72,6 +74,7 @@ def pull(LinkHandle handle, LocalCache dst, bytes packed, tuple select, bint con
     cdef int status
     request_init(&want, select)
     set_key(&want, packed)
+    want.blocks = NULL if lists is None else &lists.blocks
     want.consumes = consumes
     patience_init(&want.wait, timeout_ms)
     with nogil:
@@ -136,23 +139,6 @@ cdef int enter_all(Local** locals, Request* wants, int count, int* entered) noex
             return status
         entered[0] += 1
     return 0
-
-
-def pull_blocks(LinkHandle handle, LocalCache dst, bytes packed, tuple select, BlockLists lists, bint consumes,
-                int64_t timeout_ms):
-    """Pull many blocks over a link, or a row from or into blocks, in one call of the kernel: 0 or a negative status."""
-    cdef Request want
-    cdef int status
-    request_init(&want, select)
-    set_key(&want, packed)
-    want.blocks = &lists.blocks
-    want.consumes = consumes
-    patience_init(&want.wait, timeout_ms)
-    with nogil:
-        status = pull_now(&handle.link, &dst.local, &want)
-    if status == LINK_INTERRUPTED:
-        raise_pending()
-    return status
 
 
 def lend(LinkHandle handle, bytes packed, tuple select, bint consumes, int64_t timeout_ms, uint32_t limit):

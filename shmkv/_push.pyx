@@ -20,9 +20,8 @@ from libc.string cimport memset
 from shmkv._addresses cimport Place, find_place, is_in_cache, read_place
 from shmkv._blocks cimport BLOCKS_TO_BLOCKS, BlockLists, Blocks, build_blocks
 from shmkv._carry cimport PeerEnd, attach, bring_pages, carry_out
-from shmkv._core cimport count, drop_unlinked
-from shmkv._futex cimport add64_relaxed, now_ns
-from shmkv._layout cimport COUNT_TIMEOUTS
+from shmkv._core cimport count, drop_unlinked, enter_counted
+from shmkv._futex cimport now_ns
 from shmkv._link cimport (
     LINK_ENDED,
     LINK_FORKED,
@@ -32,7 +31,6 @@ from shmkv._link cimport (
     LinkEnd,
     Patience,
     is_forked,
-    link_enter,
     link_leave,
     look_at_memory,
     patience_init,
@@ -70,12 +68,10 @@ cdef int push_now(Link* link, Local* src, PushRequest* want) noexcept nogil:
     cdef int status = check_source(src, want)
     if status != 0:
         return status
-    status = link_enter(link, &want.wait)
+    status = enter_counted(link, &want.wait)
     if status == 0:
         status = push_locked(link, src, want)
         link_leave(link)
-    elif status == LINK_TIMEOUT:
-        add64_relaxed(&link.mine.counters[COUNT_TIMEOUTS], 1)
     return status
 
 
@@ -83,9 +79,14 @@ cdef int check_source(const Local* src, const PushRequest* want) noexcept nogil:
     """Row or blocks, and tensors, of the source: 0, PUSH_ROW or PLAN_*."""
     if <uint64_t>want.first_tensor + want.checked_end - want.begin > src.num_tensors:
         return PLAN_SRC_RANGE
-    if want.blocks != NULL and want.blocks.mode == BLOCKS_TO_BLOCKS:
-        return 0 if want.blocks.src_max < src.shapes[0].rows else PLAN_SRC_BLOCK
-    return 0 if want.src_row < src.shapes[0].rows else PUSH_ROW
+    return check_source_rows(src, want.blocks, want.src_row)
+
+
+cdef int check_source_rows(const Local* src, const Blocks* blocks, uint32_t row) noexcept nogil:
+    """The row, or the blocks if blocks go to blocks: 0, PUSH_ROW or PLAN_SRC_BLOCK."""
+    if blocks != NULL and blocks.mode == BLOCKS_TO_BLOCKS:
+        return 0 if blocks.src_max < src.shapes[0].rows else PLAN_SRC_BLOCK
+    return 0 if row < src.shapes[0].rows else PUSH_ROW
 
 
 cdef int push_locked(Link* link, Local* src, PushRequest* want) noexcept nogil:

@@ -14,4 +14,6 @@ def push(
     select: tuple[int, ...],
     lists: BlockLists | None,
     timeout_ms: int,
+    *,
+    whole_tensors: int = 0,
 ) -> int: ...

@@ -21,10 +21,10 @@ from shmkv._blocks cimport (
     check_blocks_destination,
 )
 from shmkv._carry cimport PeerEnd, attach, bring_pages, carry_out
-from shmkv._core cimport BY_BLOCKS_KEY, BY_ID, Request, count, drop_unlinked
-from shmkv._futex cimport add64_relaxed, now_ns
+from shmkv._core cimport BY_BLOCKS_KEY, BY_ID, Request, count, drop_unlinked, enter_counted
+from shmkv._futex cimport now_ns
 from shmkv._kept_plans cimport copy_shapes
-from shmkv._layout cimport COUNT_TIMEOUTS, TensorRecord, tensor_at
+from shmkv._layout cimport TensorRecord, tensor_at
 from shmkv._link cimport (
     LINK_ENDED,
     LINK_FORKED,
@@ -33,7 +33,6 @@ from shmkv._link cimport (
     Link,
     LinkEnd,
     is_forked,
-    link_enter,
     link_leave,
     look_at_memory,
     patience_init,
@@ -44,7 +43,6 @@ from shmkv._lookup cimport FIND_REMOVED, FoundRow, find_blocks, find_row, pin, r
 from shmkv._plan cimport (
     PLAN_BLOCK_NBYTES,
     PLAN_DAMAGED,
-    PLAN_SRC_BLOCK,
     Plan,
     Selection,
     Shape,
@@ -52,37 +50,28 @@ from shmkv._plan cimport (
     row_nbytes,
 )
 from shmkv._pull cimport request_init, set_key
-from shmkv._push cimport PUSH_CLOSED, PUSH_ROW
+from shmkv._push cimport PUSH_CLOSED, check_source_rows
 
 
-cdef int push_now(Link* link, Local* src, Request* want) noexcept nogil:
+cdef int push_now(Link* link, Local* src, Request* want, uint32_t whole_tensors) noexcept nogil:
     """0 or the answer of the first step that did not pass."""
-    cdef int status = check_source(src, want)
+    cdef int status = check_source_rows(src, want.blocks, want.select.src_row)
     if status != 0:
         return status
-    status = link_enter(link, &want.wait)
+    status = enter_counted(link, &want.wait)
     if status == 0:
-        status = push_locked(link, src, want)
+        status = push_locked(link, src, want, whole_tensors)
         link_leave(link)
-    elif status == LINK_TIMEOUT:
-        add64_relaxed(&link.mine.counters[COUNT_TIMEOUTS], 1)
     return status
 
 
-cdef int check_source(const Local* src, const Request* want) noexcept nogil:
-    """Row or blocks of the source: 0, PUSH_ROW or PLAN_SRC_BLOCK."""
-    if want.blocks != NULL and want.blocks.mode == BLOCKS_TO_BLOCKS:
-        return 0 if want.blocks.src_max < src.shapes[0].rows else PLAN_SRC_BLOCK
-    return 0 if want.select.src_row < src.shapes[0].rows else PUSH_ROW
-
-
-cdef int push_locked(Link* link, Local* src, Request* want) noexcept nogil:
+cdef int push_locked(Link* link, Local* src, Request* want, uint32_t whole_tensors) noexcept nogil:
     cdef FoundRow found
     cdef int status
     drop_unlinked(link)
     status = reach(link, want, &found)
     if status == 0:
-        status = push_to(link, src, want, &found)
+        status = push_to(link, src, want, &found, whole_tensors)
         if is_forked(link):
             return status if status == LINK_INTERRUPTED else LINK_FORKED    # hazard, lock and counters are the parent's
         unpin(link.mine)
@@ -107,9 +96,10 @@ cdef int reach(Link* link, Request* want, FoundRow* found) noexcept nogil:
             return LINK_TIMEOUT
 
 
-cdef int push_to(Link* link, Local* src, Request* want, FoundRow* found) noexcept nogil:
+cdef int push_to(Link* link, Local* src, Request* want, FoundRow* found, uint32_t whole_tensors) noexcept nogil:
     cdef PeerEnd dst
     cdef Plan* plan = &link.plans.scratch.plan
+    cdef uint64_t whole_nbytes
     cdef int status
     if not found.copy.remote_accessible:
         return PUSH_CLOSED
@@ -119,7 +109,8 @@ cdef int push_to(Link* link, Local* src, Request* want, FoundRow* found) noexcep
     if status == 0:
         status = make_plan(link, src, want, found, dst.nbytes)
     if status == 0:
-        status = carry_out(link, &want.wait, plan, plan.nbytes, src.base, &dst)
+        whole_nbytes = plan.nbytes // want.select.dst_count * whole_tensors if whole_tensors else plan.nbytes
+        status = carry_out(link, &want.wait, plan, whole_nbytes, src.base, &dst)
     if status == 0:
         want.nbytes = plan.nbytes
         status = 0 if recheck_written(link.mine, found) else FIND_REMOVED
@@ -161,12 +152,13 @@ cdef bint have_size(const Shape* dst, const Selection* want) noexcept nogil:
 
 # -- as Python calls it ------------------------------------------------------------------------------------------------
 
-def push(LinkEnd handle, LocalCache src, bytes packed, tuple select, BlockLists lists, int64_t timeout_ms):
+def push(LinkEnd handle, LocalCache src, bytes packed, tuple select, BlockLists lists, int64_t timeout_ms, *,
+         uint32_t whole_tensors=0):
     """Push tensors of one row, or of the blocks of `lists`, to the cache that a key names: 0 or a negative status.
 
     `packed`: a CacheKeyByIdAndIndex, whose row is the destination, or a BlocksCacheKey, as `keys.py` packs it; `select` as for a
-    pull, with the bytes of a block of the destination as its size where `lists` cut a row, or -1. The caller has counted the
-    source in.
+    pull, with the bytes of a block of the destination as its size where `lists` cut a row, or -1. `whole_tensors`: of how many
+    tensors the transfer is that this call is a part of, 0 = of these. The caller has counted the source in.
     """
     cdef Request want
     cdef uint32_t src_row
@@ -182,7 +174,7 @@ def push(LinkEnd handle, LocalCache src, bytes packed, tuple select, BlockLists 
     want.blocks = NULL if lists is None else &lists.blocks
     patience_init(&want.wait, timeout_ms)
     with nogil:
-        status = push_now(&handle.link, &src.local, &want)
+        status = push_now(&handle.link, &src.local, &want, whole_tensors)
     if status == LINK_INTERRUPTED:
         raise_pending()
     return status

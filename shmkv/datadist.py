@@ -118,7 +118,9 @@ class LLMDataDist(ApiObject):
         if _link.inside_call() or cluster.lock.is_mine:
             raise LLMException("finalize was called from a signal handler that interrupted a call of this cluster",
                                status_code=LLMStatusCode.LLM_LINK_BUSY)
-        left = drain(cluster, links, drain_ms) if drain_ms and not cluster.is_closed and not cluster.is_forked else None
+        left = None
+        if drain_ms and not cluster.is_closed and not cluster.is_forked:
+            left = drain(cluster, links, manager._is_pulling, drain_ms)
         if cluster.is_forked:
             watch.abandon()
         else:

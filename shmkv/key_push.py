@@ -17,12 +17,14 @@ from shmkv.push_failure import push_code, push_sentence
 TargetKey = CacheKeyByIdAndIndex | BlocksCacheKey
 
 
-def push_to_key(cluster: Cluster, links: Links, key: TargetKey, source: Usable, select: Select, lists: BlockLists | None) -> int:
+def push_to_key(cluster: Cluster, links: Links, key: TargetKey, source: Usable, select: Select, lists: BlockLists | None, *,
+                whole_tensors: int = 0) -> int:
     """Copy whole rows of `source`, which was counted in, to the row that `key` names, or its blocks to those of the cache: 0 or a
     number of the core.
 
     `select`: (-1, or the bytes of a block of the destination where `lists` cut a row, 0, 0, source row, 0, first source tensor, how
-    many or -1, the same of the destination, 0).
+    many or -1, the same of the destination, 0). `whole_tensors`: of how many tensors the transfer is that this is a part of, 0 = of
+    these: which loop copies follows from the bytes of the whole.
     """
     # Others must not have taken this process for dead: they would use the memory that is written to.
     cluster.namespace.check_own_life(cluster.member)
@@ -31,7 +33,8 @@ def push_to_key(cluster: Cluster, links: Links, key: TargetKey, source: Usable, 
     link = links.to_push(key.cluster_id)
     if isinstance(link, int):
         return link
-    return _push_key.push(link, source.local, key.packed, select, lists, cluster.settings.sync_kv_timeout_ms)
+    return _push_key.push(link, source.local, key.packed, select, lists, cluster.settings.sync_kv_timeout_ms,
+                          whole_tensors=whole_tensors)
 
 
 def key_push_failure(status: int, cluster: Cluster, links: Links, key: TargetKey) -> LLMException:

@@ -6,17 +6,10 @@ from collections.abc import Sequence
 from shmkv._blocks import TO_BLOCKS, BlockLists
 from shmkv.block_arguments import check_numbers, last_of_each
 from shmkv.cache import Cache, check_cache, check_kind
-from shmkv.checks import (
-    check_int64,
-    check_optional_layer_range,
-    check_positive,
-    check_sequence,
-    check_type,
-    check_uint32,
-)
+from shmkv.checks import check_int64, check_sequence, check_type, check_uint32
 from shmkv.errors import LLMParamError
 from shmkv.keys import BlocksCacheKey, CacheKeyByIdAndIndex
-from shmkv.pull_arguments import RANGE_LIMIT, layers_as_tensors
+from shmkv.pull_arguments import check_layers, layers_as_tensors
 from shmkv.pull_failure import Select
 
 
@@ -65,11 +58,7 @@ def push_ranges(src_cache: Cache, src: range | None, dst: range | None, per_laye
     A range that is not given stands for all tensors of its side, which have to be whole layers; fewer than one layer of them are a
     layer of their own.
     """
-    check_positive("tensor_num_per_layer", check_uint32("tensor_num_per_layer", per_layer))
-    check_optional_layer_range("src_layer_range", src, below=RANGE_LIMIT)
-    check_optional_layer_range("dst_layer_range", dst, below=RANGE_LIMIT)
-    if src is not None and dst is not None and len(src) != len(dst):
-        raise LLMParamError(f"src_layer_range {src} and dst_layer_range {dst} must have the same length")
+    check_layers(src, dst, per_layer)
     tensors = src_cache.cache_desc.num_tensors
     if tensors % per_layer and not (src is None and tensors < per_layer) and (src is None or per_layer != 2):
         raise LLMParamError(f"argument 'tensor_num_per_layer' must divide the {tensors} tensors of the cache, got {per_layer}")

@@ -57,5 +57,5 @@ def check_alike(src: CacheDesc, dst: CacheDesc, names: Names = SRC_AND_DST) -> N
     for tensor in range(src.num_tensors):
         ours, theirs = src.tensor_row_geometry(tensor).row_nbytes, dst.tensor_row_geometry(tensor).row_nbytes
         if ours != theirs:
-            raise LLMParamError(f"blocks of tensor {tensor} have {ours} bytes in {names[0]} and {theirs} in {names[1]}: they must be "
-                                "equal")
+            raise LLMParamError(f"blocks of tensor {tensor} have {ours} bytes in {names[0]} and {theirs} in {names[1]}: they must "
+                                "be equal")

@@ -35,6 +35,10 @@ class ManagerBase(ApiObject):
         """False after finalize and in a forked child."""
         return not self._cluster.is_closed and not self._cluster.is_forked
 
+    def _is_pulling(self) -> bool:
+        """Does a pull wait now, or go on piece by piece, that began before calls were refused?"""
+        return self._waits.are_pulling
+
     def _end_waits(self) -> None:
         """At finalize, when new calls are refused already: who waits is told, and gives back what it holds."""
         if self._cluster.is_forked:

@@ -122,16 +122,21 @@ def check_device(name: str, cache: CacheHandle) -> None:
 
 def check_ranges(kv_cache: CacheHandle, src: range | None, dst: range | None, per_layer: int) -> Tensors:
     """Layer ranges as tensors: (first, how many) of the source and of the destination, and what must divide the source's number."""
-    check_positive("tensor_num_per_layer", check_uint32("tensor_num_per_layer", per_layer))
-    check_optional_layer_range("src_layer_range", src, below=RANGE_LIMIT)
-    check_optional_layer_range("dst_layer_range", dst, below=RANGE_LIMIT)
-    if src is not None and dst is not None and len(src) != len(dst):
-        raise LLMParamError(f"src_layer_range {src} and dst_layer_range {dst} must have the same length")
+    check_layers(src, dst, per_layer)
     tensors = kv_cache.cache_desc.num_tensors
     if per_layer != 2 and (per_layer > tensors or ((src or dst) and tensors % per_layer)):
         raise LLMParamError(f"argument 'tensor_num_per_layer' must divide the {tensors} tensors of the cache, got {per_layer}")
     divisor = per_layer if per_layer != 2 and (src or dst) else 0
     return (*layers_as_tensors(src, per_layer), *layers_as_tensors(dst, per_layer), divisor)
+
+
+def check_layers(src: range | None, dst: range | None, per_layer: int) -> None:
+    """What pulls and pushes ask of two layer ranges and of `tensor_num_per_layer`, whatever the caches."""
+    check_positive("tensor_num_per_layer", check_uint32("tensor_num_per_layer", per_layer))
+    check_optional_layer_range("src_layer_range", src, below=RANGE_LIMIT)
+    check_optional_layer_range("dst_layer_range", dst, below=RANGE_LIMIT)
+    if src is not None and dst is not None and len(src) != len(dst):
+        raise LLMParamError(f"src_layer_range {src} and dst_layer_range {dst} must have the same length")
 
 
 def check_source_range(layers: range | None, per_layer: int) -> tuple[int, int, int]:

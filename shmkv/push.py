@@ -257,7 +257,8 @@ class PushTask:
         dst_first = TENSORS_A_LAYER * (destination.first + layer - destination.layers.start)
         lists, cut_nbytes = (None, 0) if self._blocks is None else (self._blocks.lists, self._blocks.cut_nbytes)
         select = (cut_nbytes or -1, 0, 0, destination.row, 0, first, TENSORS_A_LAYER, dst_first, TENSORS_A_LAYER, 0)
-        status = push_to_key(self._cluster, self._links, destination.key, self._source, select, lists)
+        status = push_to_key(self._cluster, self._links, destination.key, self._source, select, lists,
+                             whole_tensors=TENSORS_A_LAYER * len(destination.layers))
         if status == 0:
             return OK, ""
         return push_code(status, self._cluster), key_push_sentence(status, self._cluster, self._links, destination.key)

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import cast
 
 from shmkv import _link, _pull
 from shmkv._blocks import BlockLists
@@ -26,16 +25,13 @@ def pull(cluster: Cluster, links: Links, key: SourceKey, dst: LocalCache, desc: 
 
     `select`: (size, src_offset, dst_offset, 0, dst row, first source tensor, how many or -1, the same of the destination, tensors
     a layer that must divide the source's number or 0), bytes and ordinals, and four numbers more for some of the heads or strict
-    formats;
-    `consumes`: no offset was given.
+    formats; `consumes`: no offset was given.
     """
     handle, timeout_ms = links.handle(key.cluster_id), cluster.settings.sync_kv_timeout_ms
     if handle is None and key.cluster_id != cluster.cluster_id and links.find_missing(key.cluster_id):
         handle = links.handle(key.cluster_id)
-    if handle is not None and lists is None:
-        status = _pull.pull(handle, dst, key.packed, select, consumes, timeout_ms)
-    elif handle is not None:
-        status = _pull.pull_blocks(handle, dst, key.packed, select, cast(BlockLists, lists), consumes, timeout_ms)
+    if handle is not None:
+        status = _pull.pull(handle, dst, key.packed, select, consumes, timeout_ms, lists=lists)
     elif key.cluster_id == cluster.cluster_id:
         status = pull_own(cluster, key, dst, select, consumes, lists)
     else:

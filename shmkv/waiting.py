@@ -160,6 +160,12 @@ class Waits:
         readers = {(slot, incarnation) for _, _, _, slot, incarnation in _link_record.living(self._cluster.directory.region)}
         return all(self._peers.watch(*reader) for reader in readers)
 
+    @property
+    def are_pulling(self) -> bool:
+        """Does a pull from another cluster wait now? One from the own cluster waits for what this process publishes."""
+        return any(number in self._running and isinstance(reference(), RowFlow)
+                   for number, (reference, _) in list(self._open.items()))
+
     # -- ending -----------------------------------------------------------------------------------------------------
 
     def _all(self) -> list[tuple[Ends, LinkHandle | None]]:

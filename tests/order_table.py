@@ -25,8 +25,7 @@ def _all(reason: str, *sites: str) -> dict[str, str]:
 #: No scenario: the order means nothing, or the access is not shared.
 EXEMPT: dict[str, str] = {
     **_all("relaxed already: a number of this side for statistics, or of this process",
-           "_core:pull_now:add64_relaxed#1", "_core:finish:add32_relaxed#1", "_push:push_now:add64_relaxed#1",
-           "_push_key:push_now:add64_relaxed#1",
+           "_core:enter_counted:add64_relaxed#1", "_core:finish:add32_relaxed#1", "_copy:move_part:add64_relaxed#1",
            "_directory:note_use:add32_relaxed#1", "_local:__cinit__:add64_relaxed#1", "_members:count_join:add32_relaxed#1"),
     **_all("a directory that nobody can read yet: its header is published last",
            "_directory:__init__:store32_release#1", "_index:__init__:exchange64_seq#1"),
@@ -56,8 +55,7 @@ EXEMPT: dict[str, str] = {
            "_local:count_in:add32_seq#1"),
     **_all("a count of this process; who has one more holds one already, and the last one unmaps and loads nothing",
            "_attached:mapped_hold:add32_seq#1", "_attached:mapped_give:add32_seq#1"),
-    **_all("asked again before anything hangs on it: by `copy_cache` for each slot, by `let_go` before it unmaps",
-           "_addresses:find_place:load32_acquire#1", "_acceptor:users:load32_seq#1"),
+    **_all("asked again before anything hangs on it: by `copy_cache` for each slot", "_addresses:find_place:load32_acquire#1"),
     **_all("an older count means that serials are dropped again which are not mapped", "_acceptor:attach:load64_acquire#1"),
     **_all("counted with the GIL or the view's own lock held; read by the owner's thread that made it",
            "_mapping:exports:load32_acquire#1", "_view:__cinit__:add32_seq#1", "_view:__dealloc__:add32_seq#1"),

@@ -36,7 +36,7 @@ CALL = (
 )
 ENDS_AND_CLOSES = (
     at("_link_record:end_link:swap64_seq#1", "state", REMOVED_1, expected=LIVE_1),
-    at("_link_handle:users:load32_seq#1", "users", into="e_users"),
+    at("_link:users:load32_seq#1", "users", into="e_users"),
     at("_link_handle:close_side:load64_seq#1", "state", into="e_state"),
     at("_link_handle:close_side:store64_release#1", "hazard", 0, when=_is_last),
     at("_link_handle:close_side:store32_release#1", "open", 0, when=_is_last),

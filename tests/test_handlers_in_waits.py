@@ -53,7 +53,7 @@ class Waiting:
     def pull_blocks(self) -> int:
         """A row into one block."""
         lists = BlockLists([0], [1], FROM_ROW)
-        return int(_pull.pull_blocks(self.pair.handle, self.cache, CacheKey(1, 0).packed, select(), lists, False, PATIENT_MS))
+        return int(_pull.pull(self.pair.handle, self.cache, CacheKey(1, 0).packed, select(), False, PATIENT_MS, lists=lists))
 
     def lend(self) -> int:
         return int(_pull.lend(self.pair.handle, CacheKey(1, 0).packed, select(), False, PATIENT_MS, 192)[0])

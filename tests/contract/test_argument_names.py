@@ -51,10 +51,10 @@ def unlike(value: Any) -> list[Any]:
     alike, ranges and lists that do not fit."""
     host = CacheDesc(4, [2, 8], DataType.DT_FLOAT16, Placement.HOST)
     return [None, "text", -1, 2**70, 3, 1.5, object(), [], [None], [-1], [99], [0, 1, 2], {}, {0: None}, {"a": 1}, {0: 99},
-            {99: [0]}, {0: UNUSABLE}, {99: CacheKey(1, 77)}, [UNUSABLE], [CacheKey(1, 1)] * 9, range(2, 2), range(9), range(0, 4, 2), UNUSABLE,
-            CacheKey(9, 1), BlocksCacheKey(9), CacheKeyByIdAndIndex(1, 1, 99), CacheKeyByIdAndIndex(1, 99), host,
-            CacheDesc(4, [2, 8], DataType.DT_FLOAT16, batch_dim_index=1), [TransferConfig(1, [1])],
-            [TransferWithCacheKeyConfig(ROW, range(9), range(9))], b"buffer"]
+            {99: [0]}, {0: UNUSABLE}, {99: CacheKey(1, 77)}, [UNUSABLE], [CacheKey(1, 1)] * 9, range(2, 2), range(9),
+            range(0, 4, 2), UNUSABLE, CacheKey(9, 1), BlocksCacheKey(9), CacheKeyByIdAndIndex(1, 1, 99),
+            CacheKeyByIdAndIndex(1, 99), host, CacheDesc(4, [2, 8], DataType.DT_FLOAT16, batch_dim_index=1), b"buffer",
+            [TransferConfig(1, [1])], [TransferWithCacheKeyConfig(ROW, range(9), range(9))]]
 
 
 class World:

@@ -89,3 +89,23 @@ def test_a_push_of_many_megabytes(member: StartPeer) -> None:
     source.call("noise", name="kv", seed=1)
     source.call("v2_push", key=by_id(1, cache_id), name="kv")
     assert target.call("digest", name="kv") == source.call("digest", name="kv")
+
+
+@pytest.mark.parametrize("longer", [0, 1], ids=["as much as the threshold", "less"])
+def test_the_loop_follows_from_the_bytes_of_the_whole_transfer(member: StartPeer, longer: int) -> None:
+    """Two layers are pushed one by one, each smaller than what is streamed alone."""
+    shape: dict[str, Any] = {"num_tensors": 4, "shape": [1, 1024], "dtype": "DT_INT8"}
+    source, target = linked(member, "source", {"SHMKV_NT_THRESHOLD": str(4 * 1024 + longer)})
+    source.call("v2_allocate", name="kv", **shape)
+    cache_id = target.call("v2_allocate", name="kv", **shape)
+    source.call("noise", name="kv", seed=1)
+    layer = {"src_layer_range": range(1), "dst_layer_range": range(1)}
+    source.call("v2_push", key=by_id(1, cache_id), name="kv", **layer)
+    assert source.call("execute", code=STREAMED) == 0
+    source.call("v2_transfer", name="kv", configs=[[by_id(1, cache_id), range(2), range(2)]])
+    assert source.call("results", timeout=20_000) == ["LLM_SUCCESS"]
+    assert source.call("execute", code=STREAMED) == (0 if longer else 2)
+    assert target.call("digest", name="kv") == source.call("digest", name="kv")
+
+
+STREAMED = "from shmkv import _copy\nresult = _copy.streamed()"

@@ -151,8 +151,8 @@ class Reader:
         select = memory.select(dst_row=row, src_row=rng.randrange(2), src_first=first, dst_first=first,
                                src_count=-1 if first == 0 else 1, dst_count=-1 if first == 0 else 1)
         lists = BlockLists(chunks if mode == FROM_ROW else numbers, chunks, mode)
-        status = _pull.pull_blocks(self.world.handle, target.cache, struct.pack("=6Q", 1, *words, select[3]), select, lists,
-                                   bool(rng.randrange(2)), self.timeout())
+        status = _pull.pull(self.world.handle, target.cache, struct.pack("=6Q", 1, *words, select[3]), select,
+                            bool(rng.randrange(2)), self.timeout(), lists=lists)
         self.note(status, target, select, [row] if mode == TO_ROW else chunks)
 
     def views(self) -> None:

@@ -53,7 +53,8 @@ LINK = [
          "    status = 0\n    if status != 0:\n        link.retake_ns"),
     Edit("_link.pyx", "    queue_leave(&link.queue)\n    add32_seq(&link.users, <uint32_t>-1)\n", "    queue_leave(&link.queue)\n"),
     Edit("_link_handle.pyx", "and word_generation(load64_seq(&link.record.state)) == link.serial:", "and link.serial:"),
-    Edit("_link.pyx", "load32_acquire(&link.is_closing) and not wait.removes", "load32_acquire(&link.is_closing) and wait.removes"),
+    Edit("_link.pyx", "load32_acquire(&link.is_closing) and not wait.enters_closing",
+         "load32_acquire(&link.is_closing) and wait.enters_closing"),
 ]
 LINK_RECORD = [
     Edit("_link_record.pyx", ".incarnation) != incarnation:\n        return False",

@@ -7,8 +7,9 @@ from typing import Any
 
 import memory
 import pytest
-from peer import Peer, StartPeer, prefix, req
+from peer import Namespace, Peer, StartPeer, prefix, req
 from reference import SUCCESS
+from waiters import until_waiting
 
 from shmkv import CacheDesc, CacheKey, DataType, LLMException, LLMStatusCode
 
@@ -144,34 +145,71 @@ result = [refused, came]
     assert came == [None, []]
 
 
-@pytest.mark.parametrize("layers", [0, 1])
-def test_an_own_pull_that_waits_hears_of_the_end(pair: tuple[Peer, Peer], layers: int) -> None:
-    """And not that the link is busy, whether something comes for it meanwhile or not."""
-    p, d = pair
-    p.call("allocate", name="kv", keys=[req(1, 1)], publish=False, **SHAPE)
-    d.call("execute", code="""
+WAITING = """
 import threading
-def pull():
+def pull(call, *arguments, **options):
     try:
-        agent.dist.kv_cache_manager.pull_cache(shmkv.CacheKey(1, 1), agent.caches["kv"], wait=True)
+        call(*arguments, **options)
         agent.said.append("done")
     except shmkv.LLMException as error:
         agent.said.append(error.status_code.name)
 agent.said = []
-agent.pulling = threading.Thread(target=pull)
+agent.pulling = threading.Thread(target=pull, args=(agent.dist.kv_cache_manager.{call},), kwargs={options})
 agent.pulling.start()
-agent.link = agent.dist._links.handle(1)
-""")
-    memory.wait_until(lambda: d.call("execute", code="result = len(agent.dist._manager._waits._running)") == 1, "it waits")
-    d.call("execute", code="""
+agent.link, agent.manager = agent.dist._links.handle(1), agent.dist.kv_cache_manager
+"""
+PULL = {"call": "pull_cache", "options": '{"cache_key": shmkv.CacheKey(1, 1), "kv_cache": agent.caches["kv"], "wait": True}'}
+KEY = {"call": "wait_for_key", "options": '{"key": shmkv.CacheKey(1, 1), "timeout_ms": 60_000}'}
+
+
+def drains_while_waiting(namespace: Namespace, d: Peer, drain_ms: int, wait: dict[str, str]) -> None:
+    """A thread of D waits, and another one drains."""
+    d.call("execute", code=WAITING.format(**wait))
+    until_waiting(namespace)
+    d.call("execute", code=f"""
 import threading
-agent.ending = threading.Thread(target=agent.finalize, kwargs={"drain_ms": 300})
+agent.ending = threading.Thread(target=agent.finalize, kwargs={{"drain_ms": {drain_ms}}})
 agent.ending.start()
 """)
     memory.wait_until(lambda: d.call("execute", code="result = agent.link.is_closing"), "it drains")
-    if layers:
-        p.call("publish", name="kv")
-    assert d.call("execute", code="agent.ending.join(20)\nagent.pulling.join(20)\nresult = agent.said") == ["LLM_ENGINE_FINALIZED"]
+
+
+def said_at_the_end(d: Peer) -> list[str]:
+    said: list[str] = d.call("execute", code="""
+for thread in (agent.pulling, agent.ending):
+    thread.join(20)
+    assert not thread.is_alive()
+result = agent.said
+""")
+    return said
+
+
+def test_an_own_pull_that_waits_may_end(namespace: Namespace, pair: tuple[Peer, Peer]) -> None:
+    """What comes for it while its cluster drains is copied, layer by layer; the drain ends with it, and new pulls are refused."""
+    p, d = pair
+    p.call("allocate", name="kv", keys=[req(1, 1)], publish=False, **SHAPE)
+    drains_while_waiting(namespace, d, LONG_MS, PULL)
+    new = "agent.manager.pull_cache(shmkv.CacheKey(1, 1), agent.caches['kv'], wait=True, timeout_ms=20_000)"
+    assert d.outcome("execute", code=new) == "LLM_ENGINE_FINALIZED"
+    p.call("publish", name="kv", layers=1, tensor_num_per_layer=1)
+    p.call("publish", name="kv")
+    assert said_at_the_end(d) == ["done"]
+    assert p.call("execute", code="result = agent.dist.kv_cache_manager.stats()['keys']") == 0
+
+
+def test_an_own_pull_that_waits_hears_of_the_end(namespace: Namespace, pair: tuple[Peer, Peer]) -> None:
+    """And not that the link is busy."""
+    p, d = pair
+    p.call("allocate", name="kv", keys=[req(1, 1)], publish=False, **SHAPE)
+    drains_while_waiting(namespace, d, 300, PULL)
+    assert said_at_the_end(d) == ["LLM_ENGINE_FINALIZED"]
+
+
+def test_who_waits_for_a_key_alone_is_not_waited_for(namespace: Namespace, pair: tuple[Peer, Peer]) -> None:
+    """It could not pull what it waits for."""
+    _, d = pair
+    drains_while_waiting(namespace, d, LONG_MS, KEY)
+    assert said_at_the_end(d) == ["LLM_ENGINE_FINALIZED"]
 
 
 def test_interrupted_it_ends_at_the_second_call(here: Callable[..., Any]) -> None:
