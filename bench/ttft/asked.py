@@ -15,8 +15,11 @@ def prepare(agent: Any) -> None:
 def ask(agent: Any, name: str, prompt: list[int], max_tokens: int, handed: dict[str, Any] | None) -> dict[str, Any]:
     """Seconds to the first and to the last token, all tokens, how many of the prompt were not computed.
 
-    `handed` is what a proxy sends along for the connector and takes on to the next engine (vLLM's `kv_transfer_params`).
+    `handed` is what a proxy sends along for the connector and takes on to the next engine (vLLM's `kv_transfer_params`). What the
+    engine before had in its own cache is taken out of it: vLLM would report that in place of what this engine did not compute.
     """
+    if handed is not None:
+        handed = {name: value for name, value in handed.items() if name != "remote_prefill_cached_tokens"}
     engine = agent.llm.llm_engine
     begun = time.perf_counter()
     engine.add_request(name, {"prompt_token_ids": prompt},

@@ -67,13 +67,13 @@ LOADED = Table("Tokens of the prompt that the second engine did not compute", la
 @dataclass
 class Figures:
     """`ways` are requests by the name of the way, `versions` those of packages, `left_out` reasons by name.
-    `idle_cores` is how much of a core all engines together take while none of them is asked."""
+    `idle_cores` is how much of a core the engines of each way take while none of all is asked."""
 
     machine: dict[str, Any]
     versions: dict[str, str]
     left_out: dict[str, str]
     ways: dict[str, list[Request]] = field(default_factory=dict)
-    idle_cores: float = 0.0
+    idle_cores: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of_this_machine(cls, chosen: Mapping[str, Way], left_out: dict[str, str]) -> Figures:
@@ -114,14 +114,18 @@ class Figures:
 
     def lines(self) -> list[str]:
         versions = ", ".join(f"{package} {version}" for package, version in self.versions.items())
-        return [report.machine_line(self.machine),
-                f"{versions}; engines that nobody asks take {self.idle_cores:.2f} of a core together"]
+        return [report.machine_line(self.machine), versions]
+
+    def _idle(self) -> str:
+        taken = ", ".join(f"{WAYS[name].title} {cores:.2f}" for name, cores in self.idle_cores.items())
+        return f"Cores that the engines take while nobody asks them: {taken}."
 
     def document(self, path: Path) -> None:
         """Put the tables between the marks of a Markdown file. ValueError if it has no marks."""
         notes = [f"Left out: {WAYS[name].title}, {reason}." for name, reason in self.left_out.items()]
         notes += [f"Wrong: {sentence}." for sentence in self.wrong()]
-        report.put(path, BEGIN, END, "\n\n".join(["Written by `make bench-ttft`.", "; ".join(self.lines()), *notes, self.tables()]))
+        head = ["Written by `make bench-ttft`.", "; ".join(self.lines())]
+        report.put(path, BEGIN, END, "\n\n".join([*head, *notes, self.tables(), self._idle()]))
 
     def chart(self, path: Path) -> None:
         """The first token of every way, and what of it comes after the first engine's answer. Needs matplotlib."""

@@ -16,9 +16,11 @@ import contextlib
 import importlib
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,21 +39,31 @@ IDLE_S = 3.0
 
 
 def start(name: str, way: Way, workdir: Path, longest: int, stack: contextlib.ExitStack) -> list[Any]:
-    """The engines of a way, in the order in which a request goes through them."""
+    """The engines of a way, in the order in which a request goes through them. Each has room for three of the longest prompts."""
     made = []
+    room = longest + BLOCK_TOKENS
     way.begin(stack)
     for role in way.roles:
         os.environ.update(way.environment(), PYTHONPATH=os.pathsep.join(sys.path[:1]))
         made.append(engines.Engine(workdir, f"{name}-{role}", workdir / "smollm2", f"ttft-{os.getpid()}", way.connector(role),
-                                   max_model_len=longest + BLOCK_TOKENS, max_num_batched_tokens=longest + BLOCK_TOKENS))
+                                   max_model_len=room, max_num_batched_tokens=room,
+                                   num_gpu_blocks_override=3 * (room // BLOCK_TOKENS + 1)))
         stack.callback(made[-1].close)
+        stack.callback(os.kill, made[-1].pid, signal.SIGCONT)
     for each in made:
         try:
             each.wait_until_ready()
         except AssertionError as error:
             raise RuntimeError(f"{way.title}: an engine does not start\n{each.log()[-6000:]}") from error
         each.call("execute", code="import asked; asked.prepare(agent)")
+        free(each)
     return made
+
+
+def free(engine: Any) -> None:
+    """Let an engine run on all cores: NixlConnector ties it to the last one, where its threads would be in each other's way."""
+    for thread in Path(f"/proc/{engine.pid}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), os.sched_getaffinity(0))
 
 
 def ask(engine: Any, **arguments: Any) -> dict[str, Any]:
@@ -72,32 +84,47 @@ def measure(way: Way, made: list[Any], tokens: int, repeat: int) -> figures.Requ
     return figures.Request(tokens, there, there + answer["first"], there + answer["last"], answer["loaded"], answer["tokens"])
 
 
-def cpu_seconds() -> float:
-    """What all child processes have used so far."""
+def cpu_seconds(made: list[Any]) -> float:
+    """What the processes of engines have used so far."""
     used = 0
-    for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
-        used += sum(int(ticks) for ticks in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13])
+    for each in made:
+        used += sum(int(ticks) for ticks in Path(f"/proc/{each.pid}/stat").read_text().rpartition(")")[2].split()[11:13])
     return used / os.sysconf("SC_CLK_TCK")
 
 
-def idle_cores() -> float:
-    before = cpu_seconds()
+def idle_cores(made: dict[str, list[Any]]) -> dict[str, float]:
+    """How much of a core the engines of each way take while none of all is asked."""
+    before = {name: cpu_seconds(each) for name, each in made.items()}
     time.sleep(IDLE_S)
-    return (cpu_seconds() - before) / IDLE_S
+    return {name: (cpu_seconds(each) - before[name]) / IDLE_S for name, each in made.items()}
+
+
+@contextlib.contextmanager
+def its_turn(way: Way, made: list[Any]) -> Iterator[None]:
+    """Engines that are never idle are stopped while it is not their turn, so that they take nothing from the others."""
+    for each in made:
+        os.kill(each.pid, signal.SIGCONT)
+    yield
+    for each in made if way.polls else []:
+        os.kill(each.pid, signal.SIGSTOP)
 
 
 def fill(found: figures.Figures, made: dict[str, list[Any]], lengths: list[int], repeats: int) -> None:
     """Every way's requests. The first one of each, in which engines do what they do only once, is not among them."""
-    for name, engines_of_it in made.items():
-        measure(WAYS[name], engines_of_it, BLOCK_TOKENS, -1)
-    found.idle_cores = idle_cores()
+    for name, its_engines in made.items():
+        measure(WAYS[name], its_engines, BLOCK_TOKENS, -1)
+    found.idle_cores = idle_cores(made)
+    for name, its_engines in made.items():
+        with its_turn(WAYS[name], its_engines):
+            pass
     order = random.Random(SEED)
     for repeat in range(repeats):
         for tokens in lengths:
             for name in order.sample(list(made), len(made)):
-                request = measure(WAYS[name], made[name], tokens, repeat)
+                with its_turn(WAYS[name], made[name]):
+                    request = measure(WAYS[name], made[name], tokens, repeat)
                 found.add(name, request)
-                print(f"{WAYS[name].title}, {request}", flush=True)
+                print(f"{WAYS[name].title}, {request}; says {request.said}", flush=True)
 
 
 def run(names: list[str], lengths: list[int], repeats: int) -> figures.Figures:

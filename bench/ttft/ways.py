@@ -21,6 +21,7 @@ class Way:
     packages: tuple[str, ...] = ()      # distributions beside vLLM
     roles: tuple[str, ...] = ("kv_producer", "kv_consumer")
     loads = True                        # whether the last engine has to find the prompt's blocks
+    polls = False                       # whether its engines are busy when nobody asks them
     hands_over = False                  # whether the connector wants a word of the proxy with each request
 
     def missing(self) -> str | None:
@@ -85,6 +86,7 @@ class Nixl(Way):
 
     title = "two, NixlConnector"
     packages = ("nixl", "nixl-cu12")
+    polls = True
     hands_over = True
 
     def connector(self, role: str) -> dict[str, Any]:
