@@ -33,3 +33,13 @@ def ask(agent: Any, name: str, prompt: list[int], max_tokens: int, handed: dict[
     assert output is not None
     return {"first": first, "last": time.perf_counter() - begun, "tokens": list(output.outputs[0].token_ids),
             "loaded": output.num_cached_tokens, "handed": output.kv_transfer_params}
+
+
+def say(agent: Any, prompt: list[int], max_tokens: int, apart: int) -> list[int]:
+    """What the engine says when it computes all of the prompt itself, the last tokens of it in a step of their own."""
+    scheduler = agent.core.scheduler
+    scheduler.reset_prefix_cache()
+    limit, scheduler.max_num_scheduled_tokens = scheduler.max_num_scheduled_tokens, len(prompt) - apart
+    tokens: list[int] = agent.generate([prompt], max_tokens)[0]
+    scheduler.max_num_scheduled_tokens = limit
+    return tokens
