@@ -8,7 +8,7 @@ ENGINES := .venv-engines
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 SOURCES := $(wildcard shmkv/*.pyx shmkv/*.pxd shmkv/*.h)
 
-.PHONY: demo test lint torture fuzz mutants coverage soak bench bench-peers demo-llm chat test-llm test-engines example-vllm clean same-python
+.PHONY: demo test lint torture fuzz mutants coverage soak bench bench-peers bench-ttft demo-llm chat test-llm test-engines example-vllm clean same-python
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.built
@@ -52,6 +52,10 @@ bench: $(VENV)/.with-test $(VENV)/.with-bench
 # Whatever of these is installed in .venv is measured; the others say why they are not.
 bench-peers: $(VENV)/.with-test
 	@$(BIN)/python -m pytest bench/peers/peer_*.py
+
+# Two engines, and whatever carries blocks between them; takes a quarter of an hour.
+bench-ttft: $(ENGINES)/.with-rivals
+	@$(ENGINES)/bin/python bench/ttft/run.py --json docs/ttft.json --chart docs/ttft.png --document docs/performance.md
 
 # Seeded mistakes in the sources, one at a time, each against the tests. Takes an hour or more; --go-on takes it up again.
 mutants: $(VENV)/.with-test
@@ -142,4 +146,11 @@ $(ENGINES)/.ready: pyproject.toml setup.py tests/engines/requirements.py $(SOURC
 	@echo "pip will say that torchaudio, torchcodec and torchvision are missing: they are left out on purpose"
 	@$(ENGINE_PIP) install -r $(ENGINES)/requirements.txt gguf==0.19.0 accelerate==1.15.0
 	@$(ENGINE_PIP) install --no-build-isolation --editable '.[test]'
+	@touch $@
+
+# A rival that cannot be installed is left out of the measurement, which says so.
+$(ENGINES)/.with-rivals: bench/ttft/requirements-lmcache.txt bench/ttft/requirements-nixl.txt | $(ENGINES)/.ready
+	@echo "installing LMCache and NIXL beside the engine"
+	@$(ENGINE_PIP) install 'shmkv[bench]'
+	@for list in $^; do $(ENGINE_PIP) install --no-deps -r $$list || echo "not installed: $$list" >&2; done
 	@touch $@

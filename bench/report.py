@@ -7,13 +7,14 @@ As a program it works from the JSON of a run, so that no figure of the document 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import importlib
 import importlib.util
 import json
 import os
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -189,7 +190,7 @@ def load(path: Path) -> tuple[dict[str, Any], list[Row]]:
     return data, [Row(**row) for row in data["rows"]]
 
 
-def _put(path: Path, begin: str, end: str, block: str) -> None:
+def put(path: Path, begin: str, end: str, block: str) -> None:
     """Put a block between two marks of a Markdown file. ValueError if it has no marks."""
     head, found, rest = path.read_text().partition(begin)
     _, closed, tail = rest.partition(end)
@@ -204,36 +205,43 @@ def _cut(data: dict[str, Any]) -> str:
 
 def document(path: Path, data: dict[str, Any], rows: list[Row]) -> None:
     """Put the whole table between the marks of a Markdown file. ValueError if it has no marks."""
-    _put(path, BEGIN, END, f"Written by `{data['command']}`.{_cut(data)}\n\n{machine_line(data['machine'])}\n\n{table(rows)}")
+    put(path, BEGIN, END, f"Written by `{data['command']}`.{_cut(data)}\n\n{machine_line(data['machine'])}\n\n{table(rows)}")
 
 
 def readme(path: Path, data: dict[str, Any], rows: list[Row]) -> None:
     """Put the short table between the marks of a Markdown file. ValueError if it has no marks."""
-    _put(path, SHORT_BEGIN, SHORT_END, f"{comparison(rows)}\n\nMedians of one run: {machine_line(data['machine'])}.{_cut(data)}")
+    put(path, SHORT_BEGIN, SHORT_END, f"{comparison(rows)}\n\nMedians of one run: {machine_line(data['machine'])}.{_cut(data)}")
 
 
 def has_matplotlib() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def chart(path: Path, rows: list[Row], title: str) -> None:
-    """GB/s of every contender for each workload, destination 16, as a picture. Needs matplotlib."""
+@contextlib.contextmanager
+def picture(path: Path, title: str, panels: int = 1) -> Iterator[list[Any]]:
+    """Axes side by side, to draw on; at the end they are written to the file. Needs matplotlib."""
     importlib.import_module("matplotlib").use("Agg")
     pyplot: Any = importlib.import_module("matplotlib.pyplot")
-    chosen = [row for row in rows if row.group == "workloads" and row.at in (16, None) and row.ours]
-    figure, axes = pyplot.subplots(figsize=(10, 5))
-    for place, name in enumerate(CHARTED):
-        times = [row.ours if name == "ours" else row.times.get(name) for row in chosen]
-        speeds = [row.nbytes / time if time else 0.0 for row, time in zip(chosen, times, strict=True)]
-        axes.bar([i + (place - len(CHARTED) / 2) * 0.09 for i in range(len(chosen))], speeds, 0.085, label=name, align="edge")
-    axes.set_xticks(range(len(chosen)), [row.name for row in chosen])
-    axes.set_ylabel("GB/s")
-    axes.set_title(title, fontsize=8)
-    axes.legend(fontsize=8)
+    figure, axes = pyplot.subplots(1, panels, figsize=(10, 5), squeeze=False)
+    yield list(axes[0])
+    figure.suptitle(title, fontsize=8)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def chart(path: Path, rows: list[Row], title: str) -> None:
+    """GB/s of every contender for each workload, destination 16, as a picture. Needs matplotlib."""
+    chosen = [row for row in rows if row.group == "workloads" and row.at in (16, None) and row.ours]
+    with picture(path, title) as (axes,):
+        for place, name in enumerate(CHARTED):
+            times = [row.ours if name == "ours" else row.times.get(name) for row in chosen]
+            speeds = [row.nbytes / time if time else 0.0 for row, time in zip(chosen, times, strict=True)]
+            axes.bar([i + (place - len(CHARTED) / 2) * 0.09 for i in range(len(chosen))], speeds, 0.085, label=name, align="edge")
+        axes.set_xticks(range(len(chosen)), [row.name for row in chosen])
+        axes.set_ylabel("GB/s")
+        axes.legend(fontsize=8)
 
 
 def main() -> None:

@@ -10,38 +10,22 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+import lmcache_server
 import numpy as np
 import pytest
 from beside import Race
 from cluster import ByteArray
 from workloads import HEAD_SIZE, HEADS, MEDIUM, SMALL, TOKEN_NBYTES, Workload
 
-HOST = "127.0.0.1"
 MODEL, INSTANCE = "bench", 1
 MODULES = [*(f"lmcache.v1.multiprocess.{name}" for name in ("transport.factory", "transfer_context", "custom_types")), "torch"]
 START_S, ANSWER_S = 60.0, 10.0
-QUIET = {"DO_NOT_TRACK": "1", "LMCACHE_TRACK_USAGE": "false", "LMCACHE_DISABLE_BANNER": "1", "LMCACHE_LOG_LEVEL": "ERROR"}
-OPTIONS = ["--supported-transfer-mode", "engine_driven", "--shm-name", f"bench-{os.getpid()}", "--l1-size-gb", "0.25",
-           "--eviction-policy", "LRU", "--http-host", HOST, "--http-port", "0", "--disable-observability", "--disable-metrics"]
-
-
-def start_server(tokens: int, stack: contextlib.ExitStack) -> tuple[str, subprocess.Popen[bytes]]:
-    """A server whose chunks have so many tokens: its address and the process."""
-    with socket.create_server((HOST, 0)) as free:
-        port = str(free.getsockname()[1])
-    command = [sys.executable, "-m", "lmcache.cli.main", "server", "--host", HOST, "--port", port, "--chunk-size", str(tokens)]
-    server = subprocess.Popen(command + OPTIONS, stdout=subprocess.DEVNULL)
-    stack.callback(server.wait)
-    stack.callback(server.terminate)
-    return f"tcp://{HOST}:{port}", server
+GIB = 0.25
 
 
 class Client:
@@ -51,8 +35,8 @@ class Client:
         # The reason of a skip is what could not be imported.
         factory, contexts, types, torch = (pytest.importorskip(name, exc_type=ImportError) for name in MODULES)
         self._key, self._tokens = types.IPCCacheServerKey, tuple(range(tokens))
-        address, server = start_server(tokens, stack)
-        self._requests = factory.RequestClientFactory.create(address)
+        port, server = lmcache_server.start(tokens, GIB, stack)
+        self._requests = factory.RequestClientFactory.create(f"tcp://{lmcache_server.HOST}:{port}")
         stack.callback(self._requests.close)
         self._wait_for(server)
         # Only the shape of these is looked at.
@@ -101,7 +85,7 @@ def as_rows(chunk: Any, count: int) -> ByteArray:
 
 def prepare(src: list[ByteArray], dst: list[ByteArray], stack: contextlib.ExitStack) -> Callable[[], None]:
     patch = stack.enter_context(pytest.MonkeyPatch.context())
-    for name, value in QUIET.items():
+    for name, value in lmcache_server.QUIET.items():
         patch.setenv(name, value)
     client = Client(len(src) // 2, src[0].nbytes // TOKEN_NBYTES, stack)
     client.store("store", src)
