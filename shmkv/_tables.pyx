@@ -12,7 +12,7 @@ from shmkv._ranges import RangeAllocator
 cdef uint64_t[TABLES] offsets = [CACHES_OFFSET, TENSORS_OFFSET, ROWS_OFFSET, COVERAGE_OFFSET]
 cdef uint64_t[TABLES] record_nbytes = [sizeof(CacheRecord), sizeof(TensorRecord), sizeof(RowRecord), LINE]
 cdef uint64_t[TABLES] limits = [CACHES_MAX, TENSORS_MAX, ROWS_MAX, COVERAGE_LINES_MAX]
-cdef uint64_t[TABLES] firsts = [CACHES_FIRST, TENSORS_FIRST, ROWS_FIRST, COVERAGE_LINES_FIRST]
+cdef uint64_t[TABLES] firsts = [CACHES_FIRST, TENSORS_FIRST, ROWS_FIRST, COVERAGE_LINES_FIRST]      # a page each
 
 
 cdef uint32_t* shown_count(char* base, int table):
@@ -36,11 +36,13 @@ cdef class Tables:
             self.grow(table, firsts[table])
 
     cdef int grow(self, int table, uint64_t wanted) except -1:
-        """Put pages behind at least `wanted` records, doubling; readers see the count when the pages are there."""
-        cdef uint64_t have = self.reserved[table]
-        cdef uint64_t target = min(max(have * 2, wanted), limits[table])
+        """Put pages behind at least `wanted` records and an eighth more than before: nothing is copied when a table grows, and
+        what is ahead of its records is memory that nobody uses. Readers see the count when the pages are there."""
+        cdef uint64_t have = self.reserved[table], page = firsts[table]
+        cdef uint64_t target = max(have + have // 8, wanted)
         if have >= wanted:
             return 0
+        target = min((target + page - 1) // page * page, limits[table])
         self.reserve(offsets[table] + have * record_nbytes[table], (target - have) * record_nbytes[table])
         self.reserved[table] = <uint32_t>target
         crash_point(b"table-growing")
