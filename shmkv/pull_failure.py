@@ -62,6 +62,7 @@ def code_of(status: int, cluster: Cluster) -> LLMStatusCode:
 
 
 def sentence_of(status: int, cluster: Cluster, links: Links, key: SourceKey, desc: CacheDesc | None, select: Select) -> str:
+    """What a number of the core means for this pull, with what was asked and what there is; without `desc` the row is lent."""
     peer = f"cluster {key.cluster_id}"
     if status in _plan.ARGUMENT_FAULTS and desc is None:
         return f"{_asked(select)} is not all there{_source(links, key)}"
