@@ -5,7 +5,7 @@ import pytest
 
 from shmkv.integrations.vllm.contract import differences
 
-pytestmark = pytest.mark.engines
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,4 +1,4 @@
-"""An engine with so few blocks that it takes them away from requests: what those had published, and what they load when they come
+"""Engines with so few blocks that they take them away from requests: what those had published, and what they load when they come
 back, is right all the same."""
 from __future__ import annotations
 

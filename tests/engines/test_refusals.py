@@ -10,7 +10,7 @@ import pytest
 
 from shmkv import LLMParamError
 
-pytestmark = [pytest.mark.engines, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 
 def config(**changes: Any) -> Any:
