@@ -57,21 +57,24 @@ def arena(request: pytest.FixtureRequest, manager: Manager, prompt: Process) -> 
         pytest.skip(str(error))
 
 
-def pull_on_two(helper: Helper, arena: Arena, at: int, loop: yardstick.Loop) -> Contender | None:
-    """The pull of the second process; None for the small workload, which is too small for two, and if no thread is made."""
+def pulls_on_two(helper: Helper, arena: Arena, at: int, loop: yardstick.Loop) -> list[Contender]:
+    """The pull of the second process, right behind another one, as all others here are measured in a process that is awake; and the
+    first one after that process has slept. None for the small workload, which is too small for two, and if no thread is made."""
     if arena.workload is SMALL:
-        return None
+        return []
     process = helper.process
     process.call("target", source=arena.source.to_json(), num_tensors=arena.workload.num_tensors,
                  row_nbytes=arena.workload.row_nbytes, at=at, kernel=loop.kernel, streaming=loop.streaming)
     process.call("run", way="pull", number=1)
     if process.call("threads") <= helper.threads_at_start:
-        return None
-    return Contender(ways.OURS_TWO, partial(_run_there, process, "pull"), partial(process.call, "check"), threads=2)
+        return []
+    check = partial(process.call, "check")
+    return [Contender(ways.OURS_TWO, partial(_run_there, process, 1), check, threads=2),
+            Contender(ways.OURS_TWO_WOKEN, partial(_run_there, process, 0), check, threads=2)]
 
 
-def _run_there(process: Process, way: str, number: int) -> int:
-    return int(process.call("run", way=way, number=number))
+def _run_there(process: Process, first: int, number: int) -> int:
+    return int(process.call("run", way="pull", number=number, first=first))
 
 
 def private_ways(arena: Arena, at: int, stack: contextlib.ExitStack) -> Iterator[Contender]:
@@ -101,10 +104,12 @@ def test_workload(arena: Arena, at: int, two_threads: Helper, run: Run, record: 
         others = [target.bare(loop.kernel, loop.streaming), *private_ways(arena, at, stack)]
         if workload is not SMALL:
             others.append(target.bare_two(loop.kernel, loop.streaming, stack))
-        on_two = pull_on_two(two_threads, arena, at, loop)
-        others += [way for way in (target.prepared(), on_two) if way is not None]
+        others += [way for way in (target.prepared(),) if way is not None]
+        others += pulls_on_two(two_threads, arena, at, loop)
         medians = interleave(benchmark, target.pull(), others, rounds=rounds, number=workload.number)
     row.notes = [f"C: {loop}", above_bare(medians)]
+    if ways.OURS_TWO_WOKEN in medians:
+        row.notes.append(f"2 threads that have slept: {time_text(medians[ways.OURS_TWO_WOKEN])}")
     record(row, medians, ways.OURS)
 
 

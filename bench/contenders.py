@@ -29,6 +29,7 @@ SAMPLE = 4093
 GIVEN_IOV = 1024
 
 OURS, OURS_TWO, PREPARED = "ours", "ours, 2 threads", "ours, prepared"
+OURS_TWO_WOKEN = "ours, 2 threads, woken for it"
 BARE, BARE_TWO = "bare C", "bare C, 2 threads"
 NUMPY, TORCH, TORCH_TWO = "numpy", "torch", "torch, 2 threads"
 READV, SOCKET = "process_vm_readv", "unix socket"

@@ -79,7 +79,7 @@ def lines_of_parts(scale: float, folder: Path) -> tuple[list[Part], list[Part]]:
     """What runs one behind the other, in two lines: of `scale` times the usual length, with reports in a folder."""
     longer = 60 * max(1.0, scale)
 
-    def tests(name: str, minutes: float, *files: str) -> Part:
+    def suite(name: str, minutes: float, *files: str) -> Part:
         report = folder / name
         command = ["-m", "pytest", "-q", "-m", "not llm and not engines", f"--junitxml={report}", *files]
         return Part(name, command, report, read_tests, minutes * longer, rounds_of(scale))
@@ -95,10 +95,10 @@ def lines_of_parts(scale: float, folder: Path) -> tuple[list[Part], list[Part]]:
                    "--pulls", str(round(PULLS * scale)), "--json", str(report)]
         return Part(name, command, report, lambda path: read_storm(path, scale), minutes * longer)
 
-    return ([tests("crash", 60, "tests/crash"), tests("processes", 60, "tests/processes"), tests("cases", 60, "tests/cases")],
+    return ([suite("crash", 60, "tests/crash"), suite("processes", 60, "tests/processes"), suite("cases", 60, "tests/cases")],
             [fuzz("fuzz", INPUTS, 45), fuzz("flips", FLIPPED, 45, "--flips"), fuzz("live", 0, 15, "--live", str(LIVE_S * scale)),
-             storm("storm", 60), tests("nth_call", 45, "tests/nth_call"),
-             tests("threads", 30, "tests/test_thread_sanitizer.py", "tests/test_kernels.py")])
+             storm("storm", 60), suite("nth_call", 45, "tests/nth_call"),
+             suite("threads", 30, "tests/test_thread_sanitizer.py", "tests/test_kernels.py")])
 
 
 # -- their reports ------------------------------------------------------------------------------------------------------
