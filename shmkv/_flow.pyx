@@ -17,7 +17,7 @@ from shmkv._await cimport (
     sleep_for,
 )
 from shmkv._carry cimport PeerEnd, attach, bring_pages, carry_in
-from shmkv._core cimport BY_KEY, Request, count, drop_unlinked, finish, make_plan, note_format
+from shmkv._core cimport BY_KEY, Request, count, drop_unlinked, enter_counted, finish, make_plan, note_format
 from shmkv._crash cimport crash_point
 from shmkv._futex cimport exchange32_seq, now_ns, store32_release
 from shmkv._layout cimport word_generation
@@ -31,7 +31,6 @@ from shmkv._link cimport (
     Link,
     is_cancelled,
     is_forked,
-    link_enter,
     link_leave,
     patience_init,
     raise_pending,
@@ -60,6 +59,7 @@ cdef struct Flow:
     uint32_t piece                  # tensors that are marked as pulled one by one; 0 = as many as are there, marked at the end
     uint32_t count                  # selected tensors, from is_found on
     uint32_t done                   # of these, copied
+    bint has_begun                  # it has had the link's lock
 
 
 cdef int flow_run(Flow* flow, Link* link, Local* dst, Sleeper* sleeper, int64_t turn_ns, bint watched) noexcept nogil:
@@ -89,9 +89,10 @@ cdef int flow_step(Flow* flow, Link* link, Local* dst) noexcept nogil:
     status = 0 if flow.is_found else check_target(dst, &flow.want.select, NULL)
     if status == 0:
         flow.want.wait.begin_ns = flow.want.wait.entered_ns = now_ns()
-        status = link_enter(link, &flow.want.wait)
+        flow.want.wait.enters_closing = flow.has_begun      # a drain lets it end; each turn makes its Patience anew
+        status = enter_counted(link, &flow.want.wait)
         if status == 0:
-            flow.want.wait.enters_closing = True        # this pull has begun: a drain lets it end
+            flow.has_begun = True
             status = step_locked(flow, link, dst)
             link_leave(link)
     local_leave(dst)
@@ -263,6 +264,11 @@ cdef class RowFlow(Ending):
     def has_lease(self):
         """Does it keep a cache of the peer from being freed?"""
         return self.flow.lease >= 0
+
+    @property
+    def is_pulling(self):
+        """Has it had the link's lock once, and is it not over?"""
+        return self.flow.has_begun and not self.flow.is_over
 
     @property
     def done(self):

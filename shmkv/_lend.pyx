@@ -13,14 +13,14 @@ from libc.string cimport memset
 
 from shmkv._attached cimport Attached, mapped_give, mapped_hold
 from shmkv._carry cimport CARRY_PRIVATE, PeerEnd, attach
-from shmkv._core cimport count, drop_unlinked, find, finish
+from shmkv._core cimport count, drop_unlinked, enter_counted, find, finish
 from shmkv._crash cimport crash_point
 from shmkv._events cimport memory_changed
 from shmkv._futex cimport load64_relaxed, load_words
 from shmkv._layout cimport tensor_at, word_generation
 from shmkv._lease cimport lease_give, lease_take
 from shmkv._life cimport process_epoch
-from shmkv._link cimport is_forked, link_enter, link_leave
+from shmkv._link cimport is_forked, link_leave
 from shmkv._lookup cimport FoundRow, unpin
 from shmkv._mapping cimport close, open_segment
 from shmkv._plan cimport PLAN_DAMAGED, PLAN_DIVISOR, PLAN_SRC_RANGE, PLAN_SRC_WINDOW, Shape, check_shape, row_nbytes
@@ -49,7 +49,7 @@ cdef int lend_now(Link* link, Request* want, uint32_t limit, Lent* lent) noexcep
     cdef int status
     memset(lent, 0, sizeof(Lent))
     lent.lease = -1
-    status = link_enter(link, &want.wait)
+    status = enter_counted(link, &want.wait)
     if status == 0:
         status = lend_locked(link, want, limit, lent)
         link_leave(link)

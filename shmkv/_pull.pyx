@@ -9,7 +9,7 @@ from libc.string cimport memcpy, memset
 
 from shmkv._blocks cimport BlockLists, Blocks
 from shmkv._copy cimport last_copy_read
-from shmkv._core cimport BY_BLOCKS_KEY, BY_ID, BY_KEY, Request, pull_locked, pull_now
+from shmkv._core cimport BY_BLOCKS_KEY, BY_ID, BY_KEY, Request, enter_counted, pull_locked, pull_now
 from shmkv._futex cimport load32_acquire, now_ns
 from shmkv._layout cimport KEY_BLOCKS, KEY_NONE
 from shmkv._link cimport (
@@ -19,7 +19,6 @@ from shmkv._link cimport (
     LINK_PEER_GONE,
     REMARK_DUE,
     Patience,
-    link_enter,
     link_leave,
     patience_init,
     raise_pending,
@@ -106,7 +105,7 @@ def pull_many(LinkHandle handle, requests, int64_t timeout_ms):
         with nogil:
             status = enter_all(locals, wants, count, &entered)
             if status == 0:
-                status = link_enter(&handle.link, &wait)
+                status = enter_counted(&handle.link, &wait)
                 if status == 0:
                     while done < count and status == 0:
                         wants[done].wait = wait

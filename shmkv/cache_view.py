@@ -39,7 +39,8 @@ class CacheView(Uncopyable):
                 self._shape_of(place, tensor)
         elif desc is None:
             _, _, outer, _, inner, dtype = loan.first()
-            elements(first_tensor, outer, inner, dtype, *window)
+            _check_whole(first_tensor, outer, inner, window)
+            _elements(outer, inner, dtype, *window)
         else:
             self._shape_of(loan.count - 1, LentTensor(*loan.first()))
 
@@ -80,9 +81,10 @@ class CacheView(Uncopyable):
 
     def _shape_of(self, place: int, tensor: LentTensor) -> tuple[tuple[int, ...], DataType]:
         """Shape and element type of an array: the caller's, or one axis of the recorded type. LLMParamError for what has none."""
+        _check_whole(self._first + place, tensor.outer, tensor.inner, self._window)
         if self._desc is None:
-            return elements(self._first + place, tensor.outer, tensor.inner, tensor.dtype, *self._window)
-        return described(self._desc, self._first + place, tensor, self._window)
+            return _elements(tensor.outer, tensor.inner, tensor.dtype, *self._window)
+        return _described(self._desc, self._first + place, tensor, self._window)
 
     def close(self) -> None:
         """Let the owner have its memory back. Twice is no error."""
@@ -111,12 +113,17 @@ def _window_of(tensor: LentTensor, window: tuple[int, int]) -> tuple[int, int]:
     return offset, tensor.row_nbytes - offset if size < 0 else size
 
 
+def _check_whole(number: int, outer: int, inner: int, window: tuple[int, int]) -> None:
+    """LLMParamError for a part of a row whose pieces lie apart; `number` is the tensor's."""
+    if outer > 1 and window != (0, -1) and window != (0, outer * inner):
+        raise LLMParamError(f"tensor {number} has rows in {outer} pieces: only whole rows can be viewed")
+
+
 @functools.lru_cache(maxsize=1024)      # rows of a few forms are looked at again and again, and this takes as long as the loan
-def elements(number: int, outer: int, inner: int, dtype: int, offset: int, size: int) -> tuple[tuple[int, ...], DataType]:
+def _elements(outer: int, inner: int, dtype: int, offset: int, size: int) -> tuple[tuple[int, ...], DataType]:
     """One axis of the recorded element type, or two where a row lies in `outer` pieces of `inner` bytes. LLMParamError if it is not
-    made of whole ones; `number` is the tensor's, to say so."""
+    made of whole ones."""
     nbytes = outer * inner - offset if size < 0 else size
-    check_whole(number, outer, inner, nbytes)
     kind = kind_of(inner, dtype)
     if offset % kind.nbytes or nbytes % kind.nbytes:
         raise LLMParamError(f"{nbytes} bytes at {offset} are no whole elements of {kind}: give a cache_desc")
@@ -125,10 +132,9 @@ def elements(number: int, outer: int, inner: int, dtype: int, offset: int, size:
     return (nbytes // kind.nbytes,), kind
 
 
-def described(desc: CacheDesc, number: int, tensor: LentTensor, window: tuple[int, int]) -> tuple[tuple[int, ...], DataType]:
+def _described(desc: CacheDesc, number: int, tensor: LentTensor, window: tuple[int, int]) -> tuple[tuple[int, ...], DataType]:
     """What the caller's description says of tensor `number`. LLMParamError if it has another number of bytes."""
     _, nbytes = _window_of(tensor, window)
-    check_whole(number, tensor.outer, tensor.inner, nbytes)
     if number >= desc.num_tensors:
         raise LLMParamError(f"argument 'cache_desc' has {desc.num_tensors} tensors, tensor {number} is viewed")
     geometry = desc.tensor_row_geometry(number)
@@ -136,9 +142,3 @@ def described(desc: CacheDesc, number: int, tensor: LentTensor, window: tuple[in
         raise LLMParamError(f"argument 'cache_desc' has rows of {geometry.row_nbytes} bytes for tensor {number}, viewed are "
                             f"{nbytes} bytes of rows of {tensor.outer} x {tensor.inner}")
     return row_shape(desc, number, tensor.outer), desc.tensor_data_type(number)
-
-
-def check_whole(number: int, outer: int, inner: int, nbytes: int) -> None:
-    """LLMParamError for a part of a row whose pieces lie apart."""
-    if outer > 1 and nbytes != outer * inner:
-        raise LLMParamError(f"tensor {number} has rows in {outer} pieces: only whole rows can be viewed")

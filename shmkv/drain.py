@@ -18,10 +18,10 @@ SHOWN = 8
 log = logging.getLogger("shmkv")
 
 
-def drain(cluster: Cluster, links: Links, is_waiting: Callable[[], bool], drain_ms: int) -> list[CacheKey]:
+def drain(cluster: Cluster, links: Links, is_pulling: Callable[[], bool], drain_ms: int) -> list[CacheKey]:
     """Refuse new calls of this process and wait until all request keys that can be fetched were, and no pull runs in any of this
-    cluster's caches, or out of it; `drain_ms` at most. `is_waiting()`: does a pull of this process wait, for which nothing runs?
-    Returns the request keys that nobody has fetched."""
+    cluster's caches, or out of it; `drain_ms` at most. `is_pulling()`: is a pull of this process begun that sleeps between two looks or
+    pieces? Returns the request keys that nobody has fetched."""
     deadline = time.monotonic() + drain_ms / 1000
     cluster.refuse_new_calls()
     links.refuse_new_pulls()
@@ -30,7 +30,7 @@ def drain(cluster: Cluster, links: Links, is_waiting: Callable[[], bool], drain_
         while True:
             with cluster.lock:
                 waited_for = cluster.caches.waited_for()
-            is_busy = _is_pulled(cluster, links) or is_waiting()
+            is_busy = _is_pulled(cluster, links) or is_pulling()
             if not is_busy and not any(published for _, published in waited_for):
                 break
             if time.monotonic() >= deadline:

@@ -36,7 +36,7 @@ class ManagerBase(ApiObject):
         return not self._cluster.is_closed and not self._cluster.is_forked
 
     def _is_pulling(self) -> bool:
-        """Does a pull wait now, or go on piece by piece, that began before calls were refused?"""
+        """Is a pull begun and not over that waits or goes on piece by piece?"""
         return self._waits.are_pulling
 
     def _end_waits(self) -> None:

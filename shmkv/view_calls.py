@@ -15,8 +15,8 @@ from shmkv.pull_failure import PullKey, Select
 from shmkv.registered import RegisteredCache
 from shmkv.types import CacheDesc, LLMRole
 
-REST, PER_LAYER = -1, 2         # the defaults, compared as objects: what is equal to them may be of another type
-WHOLE_ROW: Select = (REST, 0, 0, 0, 0, 0, -1, 0, -1, 0)
+_REST, _PER_LAYER = -1, 2         # the defaults, compared as objects: what is equal to them may be of another type
+_WHOLE_ROW: Select = (_REST, 0, 0, 0, 0, 0, -1, 0, -1, 0)
 
 
 class ViewCalls(ManagerBase):
@@ -40,8 +40,8 @@ class ViewCalls(ManagerBase):
         """
         self._check_role("view_cache", LLMRole.DECODER)
         check_key(cache_key)
-        if src_cache_offset is None and size is REST and src_layer_range is None and tensor_num_per_layer is PER_LAYER:
-            select = WHOLE_ROW
+        if src_cache_offset is None and size is _REST and src_layer_range is None and tensor_num_per_layer is _PER_LAYER:
+            select = _WHOLE_ROW
         else:
             offset = check_optional_offset("src_cache_offset", src_cache_offset) or 0
             check_copy_size("size", size)
@@ -72,7 +72,7 @@ class ViewCalls(ManagerBase):
         check_key(cache_key)
         if cache_desc is not None:
             check_type("cache_desc", cache_desc, CacheDesc)
-        loan = self._lend(cache_key, WHOLE_ROW, check_bool("consume", consume))
+        loan = self._lend(cache_key, _WHOLE_ROW, check_bool("consume", consume))
         try:
             self._cluster.keep_view(loan)       # what was made of it stays mapped
             layout = fork_layout(loan, cache_desc)

@@ -6,6 +6,7 @@ what it waits for; by the peer watch when a process dies; by this module when a 
 """
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -58,7 +59,7 @@ class Waits:
         self._cluster = cluster
         self._links = links
         self._open: dict[int, tuple[weakref.ref[Any], LinkHandle | None]] = {}
-        self._running: set[int] = set()
+        self._running: dict[int, int] = {}      # the waits that a thread is inside of, and which thread
         self._peers = PeerWatch(cluster.namespace, self._wake_all)
         links.tell_removed(self._link_removed)
 
@@ -99,14 +100,14 @@ class Waits:
 
     def run(self, wait: Runs, handle: LinkHandle | None, turn_ns: int) -> int:
         """One turn. Nobody is watched for what is there already."""
-        self._running.add(id(wait))
+        self._running[id(wait)] = threading.get_ident()
         try:
             status = wait.run(_wait.LOOK_NS, True)
             if status == _wait.NOT_YET and turn_ns != _wait.LOOK_NS:
                 status = wait.run(turn_ns, self._is_watched(handle))
             return status
         finally:
-            self._running.discard(id(wait))
+            self._running.pop(id(wait), None)
 
     def _is_watched(self, handle: LinkHandle | None) -> bool:
         return handle is None or self._peers.watch(handle.peer_slot, handle.peer_incarnation)
@@ -114,14 +115,15 @@ class Waits:
     def sleep(self, armed: Sequence[Waiting], deadline_ns: int) -> tuple[int, bool]:
         """Sleep for waits that are not yet over after a turn of ARM_NS: (0 or _link.TIMEOUT, does `has_news` tell which of them
         have to look again? Else all have to)."""
-        running = {id(each.wait) for each in armed}
+        running = dict.fromkeys((id(each.wait) for each in armed), threading.get_ident())
         self._running.update(running)
         try:
             is_watched = all(self._is_watched(each.handle) for each in armed)
             waits = cast(list[_wait.Ending], [each.wait for each in armed])
             return _wait_any.sleep_any(waits, deadline_ns, is_watched), is_watched
         finally:
-            self._running.difference_update(running)
+            for number in running:
+                self._running.pop(number, None)
 
     def for_memory(self, attempt: Callable[[], T], wait_ms: int) -> T:
         """What `attempt` returns, as soon as it does not raise that memory is short; what it raises at the end of `wait_ms`."""
@@ -162,9 +164,15 @@ class Waits:
 
     @property
     def are_pulling(self) -> bool:
-        """Does a pull from another cluster wait now? One from the own cluster waits for what this process publishes."""
-        return any(number in self._running and isinstance(reference(), RowFlow)
-                   for number, (reference, _) in list(self._open.items()))
+        """Is a pull from another cluster begun and not over? One that the calling thread interrupted cannot go on before this
+        thread does, and one from the own cluster waits for what this process publishes: neither counts."""
+        me = threading.get_ident()
+        return any(isinstance(wait, RowFlow) and wait.is_pulling and self._running.get(id(wait)) != me for wait, _ in self._all())
+
+    def _are_inside(self) -> bool:
+        """Is another thread inside a wait?"""
+        me = threading.get_ident()
+        return any(thread != me for thread in list(self._running.values()))
 
     # -- ending -----------------------------------------------------------------------------------------------------
 
@@ -190,7 +198,7 @@ class Waits:
         for wait, _ in self._all():
             _end(wait)
         pauses = Pauses()
-        while self._running and time.monotonic() < deadline:
+        while self._are_inside() and time.monotonic() < deadline:
             pauses.sleep()
         self._peers.close(timeout_s)
 

@@ -182,7 +182,7 @@ class Soak:
             faults = self._watch(process, began + part.watchdog_s)
             output.seek(0)
             said = output.read()
-        counts, wrong = part.read(part.report) if part.report.exists() else ("", ["no report"])
+        counts, wrong = read_report(part)
         status = [f"exit {process.returncode}"] * (process.returncode != 0)
         return Ended(part, time.monotonic() - began, counts, faults + status + wrong, said)
 
@@ -195,6 +195,16 @@ class Soak:
                 return ["did not end in time" if late else "interrupted"]
             time.sleep(LOOK_S)
         return []
+
+
+def read_report(part: Part) -> tuple[str, list[str]]:
+    """The counts of a part that has ended, and what is wrong with them; a report that cannot be read is a fault of its part."""
+    if not part.report.exists():
+        return "", ["no report"]
+    try:
+        return part.read(part.report)
+    except (ElementTree.ParseError, ValueError, LookupError) as error:
+        return "", [f"no report that can be read: {error!r}"]
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -231,11 +241,12 @@ def main(words: Sequence[str]) -> int:
             lines = tuple([part for part in line if part.name in wanted.only] for line in lines)
         began, before = time.monotonic(), set(os.listdir(SHM))
         soak.run(lines)
-    faults = sum(bool(each.faults) for each in soak.ended)
+    parts = sum(map(len, lines))
+    faults = sum(bool(each.faults) for each in soak.ended) + parts - len(soak.ended)
     left = {name.partition(".")[0] for name in set(os.listdir(SHM)) - before}
     soak.say("\n".join(["", "| part | minutes | what it did | faults |", "| --- | ---: | --- | --- |",
                         *(each.row for each in soak.ended), "",
-                        f"{(time.monotonic() - began) / 60:.0f} minutes, {len(soak.ended)} parts, {faults} with faults; "
+                        f"{(time.monotonic() - began) / 60:.0f} minutes, {len(soak.ended)} of {parts} parts, {faults} with faults; "
                         f"{os.cpu_count()} processors; seed {SEED} of the fuzzer; tests with SHMKV_ROUNDS={rounds_of(scale):g}",
                         f"new in {SHM}, of whoever: {', '.join(sorted(left)) or 'nothing'}"]))
     return 1 if faults else 0

@@ -9,7 +9,7 @@ import memory
 import pytest
 from peer import Namespace, Peer, StartPeer, prefix, req
 from reference import SUCCESS
-from waiters import until_waiting
+from waiters import waiters
 
 from shmkv import CacheDesc, CacheKey, DataType, LLMException, LLMStatusCode
 
@@ -146,26 +146,34 @@ result = [refused, came]
 
 
 WAITING = """
+import asyncio
 import threading
-def pull(call, *arguments, **options):
+agent.link, manager, kv, key = agent.dist._links.handle(1), agent.dist.kv_cache_manager, agent.caches["kv"], shmkv.CacheKey
+async def five():
+    await asyncio.gather(*(manager.pull_cache_async(key(1, 2**64 - 1, prefix_id=9), kv, wait=True) for _ in range(5)))
+def wait():
     try:
-        call(*arguments, **options)
+        {wait}
         agent.said.append("done")
     except shmkv.LLMException as error:
         agent.said.append(error.status_code.name)
-agent.said = []
-agent.pulling = threading.Thread(target=pull, args=(agent.dist.kv_cache_manager.{call},), kwargs={options})
+agent.said, agent.manager = [], manager
+agent.pulling = threading.Thread(target=wait)
 agent.pulling.start()
-agent.link, agent.manager = agent.dist._links.handle(1), agent.dist.kv_cache_manager
 """
-PULL = {"call": "pull_cache", "options": '{"cache_key": shmkv.CacheKey(1, 1), "kv_cache": agent.caches["kv"], "wait": True}'}
-KEY = {"call": "wait_for_key", "options": '{"key": shmkv.CacheKey(1, 1), "timeout_ms": 60_000}'}
+PULL = "manager.pull_cache(key(1, 1), kv, wait=True)"
+MANY = "manager.pull_many([shmkv.PullRequest(key(1, 1), kv), shmkv.PullRequest(key(1, 2), kv, 1)], wait=True)"
+LAYERS = "assert list(manager.pull_layers(key(1, 1), kv, tensor_num_per_layer=1)) == [0, 1]"
+PULLS = {"pull_cache": (PULL, 1), "pull_many": (MANY, 2), "pull_layers": (LAYERS, 1),
+         "more than there are threads": ("asyncio.run(five())", 5)}       # and how many rows they wait for
+BEGUN = "result = sum(getattr(wait, 'is_pulling', False) for wait, _ in agent.manager._waits._all())"
+WAIT_FOR_KEY = "manager.wait_for_key(key(1, 1), 60_000)"
 
 
-def drains_while_waiting(namespace: Namespace, d: Peer, drain_ms: int, wait: dict[str, str]) -> None:
-    """A thread of D waits, and another one drains."""
-    d.call("execute", code=WAITING.format(**wait))
-    until_waiting(namespace)
+def drains_while_waiting(namespace: Namespace, d: Peer, drain_ms: int, wait: str, pulls: int = 1) -> None:
+    """A thread of D waits, in so many pulls that have begun, and another one drains."""
+    d.call("execute", code=WAITING.format(wait=wait))
+    memory.wait_until(lambda: waiters(namespace) > 0 and d.call("execute", code=BEGUN) == pulls, f"{pulls} pulls wait")
     d.call("execute", code=f"""
 import threading
 agent.ending = threading.Thread(target=agent.finalize, kwargs={{"drain_ms": {drain_ms}}})
@@ -184,17 +192,64 @@ result = agent.said
     return said
 
 
-def test_an_own_pull_that_waits_may_end(namespace: Namespace, pair: tuple[Peer, Peer]) -> None:
+@pytest.mark.parametrize("how", PULLS)
+def test_an_own_pull_that_waits_may_end(namespace: Namespace, pair: tuple[Peer, Peer], how: str) -> None:
     """What comes for it while its cluster drains is copied, layer by layer; the drain ends with it, and new pulls are refused."""
     p, d = pair
-    p.call("allocate", name="kv", keys=[req(1, 1)], publish=False, **SHAPE)
-    drains_while_waiting(namespace, d, LONG_MS, PULL)
+    p.call("allocate", name="a", keys=[req(1, 1), req(1, 2)], publish=False, **SHAPE)
+    p.call("allocate", name="b", keys=[prefix(1, 9)], publish=False, **SHAPE)
+    drains_while_waiting(namespace, d, LONG_MS, *PULLS[how])
     new = "agent.manager.pull_cache(shmkv.CacheKey(1, 1), agent.caches['kv'], wait=True, timeout_ms=20_000)"
     assert d.outcome("execute", code=new) == "LLM_ENGINE_FINALIZED"
-    p.call("publish", name="kv", layers=1, tensor_num_per_layer=1)
-    p.call("publish", name="kv")
+    for name in ("a", "b"):
+        p.call("publish", name=name, layers=1, tensor_num_per_layer=1)
+        p.call("publish", name=name)
     assert said_at_the_end(d) == ["done"]
-    assert p.call("execute", code="result = agent.dist.kv_cache_manager.stats()['keys']") == 0
+
+
+def test_an_own_pull_that_is_between_two_layers_may_end(namespace: Namespace, pair: tuple[Peer, Peer]) -> None:
+    """Nothing of it runs or waits while the caller is busy with a layer."""
+    p, d = pair
+    p.call("allocate", name="kv", keys=[req(1, 1)], publish=False, **SHAPE)
+    p.call("publish", name="kv", layers=1, tensor_num_per_layer=1)
+    d.call("execute", code=f"""
+import threading
+agent.link, agent.manager = agent.dist._links.handle(1), agent.dist.kv_cache_manager
+agent.layers = agent.manager.pull_layers(shmkv.CacheKey(1, 1), agent.caches["kv"], tensor_num_per_layer=1)
+assert next(agent.layers) == 0
+agent.ending = threading.Thread(target=agent.finalize, kwargs={{"drain_ms": {LONG_MS}}})
+agent.ending.start()
+""")
+    memory.wait_until(lambda: d.call("execute", code="result = agent.link.is_closing"), "it drains")
+    p.call("publish", name="kv")
+    assert d.call("execute", code="""
+rest = list(agent.layers)
+agent.ending.join(20)
+result = [rest, agent.ending.is_alive()]
+""") == [[1], False]
+
+
+def test_a_pull_that_the_draining_handler_interrupted_is_not_waited_for(pair: tuple[Peer, Peer]) -> None:
+    """It could not go on before the handler is back."""
+    p, d = pair
+    p.call("allocate", name="kv", keys=[req(1, 1)], publish=False, **SHAPE)
+    outcome, seconds = d.call("execute", code=f"""
+import signal, time
+def handler(*_):
+    begin = time.monotonic()
+    agent.finalize(drain_ms={WATCHDOG_MS})
+    agent.seconds = time.monotonic() - begin
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+try:
+    agent.dist.kv_cache_manager.pull_cache(shmkv.CacheKey(1, 1), agent.caches["kv"], wait=True, timeout_ms=60_000)
+    outcome = None
+except shmkv.LLMException as error:
+    outcome = error.status_code.name
+result = [outcome, agent.seconds]
+""")
+    assert outcome == "LLM_ENGINE_FINALIZED"
+    assert seconds < WATCHDOG_MS / 1000 / 2
 
 
 def test_an_own_pull_that_waits_hears_of_the_end(namespace: Namespace, pair: tuple[Peer, Peer]) -> None:
@@ -208,7 +263,7 @@ def test_an_own_pull_that_waits_hears_of_the_end(namespace: Namespace, pair: tup
 def test_who_waits_for_a_key_alone_is_not_waited_for(namespace: Namespace, pair: tuple[Peer, Peer]) -> None:
     """It could not pull what it waits for."""
     _, d = pair
-    drains_while_waiting(namespace, d, LONG_MS, KEY)
+    drains_while_waiting(namespace, d, LONG_MS, WAIT_FOR_KEY, pulls=0)
     assert said_at_the_end(d) == ["LLM_ENGINE_FINALIZED"]
 
 
