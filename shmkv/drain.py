@@ -20,8 +20,8 @@ log = logging.getLogger("shmkv")
 
 def drain(cluster: Cluster, links: Links, is_pulling: Callable[[], bool], drain_ms: int) -> list[CacheKey]:
     """Refuse new calls of this process and wait until all request keys that can be fetched were, and no pull runs in any of this
-    cluster's caches, or out of it; `drain_ms` at most. `is_pulling()`: is a pull of this process begun that sleeps between two looks or
-    pieces? Returns the request keys that nobody has fetched."""
+    cluster's caches, or out of it; `drain_ms` at most. `is_pulling()`: has a pull of this process begun that sleeps now, between
+    two looks or pieces? Returns the request keys that nobody has fetched."""
     deadline = time.monotonic() + drain_ms / 1000
     cluster.refuse_new_calls()
     links.refuse_new_pulls()
