@@ -78,8 +78,8 @@ def owner_of_ones(peer: Any, name: str) -> Owner:
 
 
 def endless_runs(own: Any) -> list[tuple[int, int, int]]:
-    """The same 64 MiB so often that no machine is through with them before `PATIENCE_MS`: whatever is to happen in the middle of the
-    move does, however late its thread runs."""
+    """The same 64 MiB so often that no machine is through with them before `PATIENCE_MS`: whatever is to happen in the middle of
+    the move does, however late its thread runs."""
     return [(own.ctypes.data, 0, 64 * MIB)] * 100_000
 
 
