@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from peer import Namespace
-from vllm_ends import HEADER, ROW, found, wait_until
+from vllm_ends import HEADER, ROW, finished_of, found
 from vllm_parts import BLOCK_NBYTES, GROUP, IDENTITY, NAMES, hashes, random_layers, run_step
 
 from shmkv.integrations.vllm.block_keys import Prompt, block_hashes
@@ -153,8 +153,7 @@ def test_blocks_of_each_group_come_byte_for_byte(engine: Engine) -> None:
     before = [array.copy() for array in engine.groups[0].arrays]
     wanted = (*map(BlockPlace, names, (10, 11, 12)), BlockPlace(names[1], 13, 1), BlockPlace(names[2], 14, 1))
     engine.step(StepPlan(loads=(Load("l", wanted, True),)))
-    finished: set[str] = set()
-    wait_until(lambda: bool(finished.update(engine.worker.take_finished()) or finished))
+    assert finished_of(engine.worker) == {"l"}
     assert engine.worker.take_failed_requests() == set()
     for number, (array, old) in enumerate(zip(engine.groups[0].arrays, before, strict=True)):
         assert np.array_equal(array[[10, 11, 12]], old[[4, 5, 6]])
@@ -170,9 +169,7 @@ def test_a_load_that_fails_is_told_by_its_request(engine: Engine) -> None:
     names = hashes(1)
     engine.step(StepPlan(stores=(Store("s", (BlockPlace(names[0], 4),), (), (4,)),)))
     engine.step(StepPlan(loads=(Load("l", (BlockPlace(names[0], 10), BlockPlace(names[0], 11, 1)), True),)))
-    finished: set[str] = set()
-    wait_until(lambda: bool(finished.update(engine.worker.take_finished()) or finished))
-    assert finished == engine.worker.take_failed_requests() == {"l"}
+    assert finished_of(engine.worker) == engine.worker.take_failed_requests() == {"l"}
     assert engine.worker.take_failed_requests() == engine.worker.take_failed_blocks() == set()
     # What relies on one of them is not for others.
     engine.step(StepPlan(stores=(Store("r", (BlockPlace(hashes(1)[0], 5),), (11,), (5,)),)))
