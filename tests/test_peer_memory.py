@@ -70,11 +70,17 @@ def owner_of(peer: Any, name: str, nbytes: int, seed: int = 1) -> Owner:
     return Owner(peer, namespace, member, base, np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8))
 
 
-def big_owner(peer: Any, name: str) -> Owner:
-    """With 256 MiB of ones."""
+def owner_of_ones(peer: Any, name: str) -> Owner:
+    """With 64 MiB of ones."""
     owner = owner_of(peer, name, MIB)
-    owner.base = peer.call("execute", code=ONES.format(nbytes=256 * MIB))
+    owner.base = peer.call("execute", code=ONES.format(nbytes=64 * MIB))
     return owner
+
+
+def endless_runs(own: Any) -> list[tuple[int, int, int]]:
+    """The same 64 MiB so often that no machine is through with them before `PATIENCE_MS`: whatever is to happen in the middle of
+    the move does, however late its thread runs."""
+    return [(own.ctypes.data, 0, 64 * MIB)] * 100_000
 
 
 @pytest.fixture
@@ -158,19 +164,18 @@ def test_a_deadline_ends_a_big_move(prompt: StartPeer, name: str, writes: bool) 
 
 
 def test_a_handler_that_raises_ends_a_big_move(prompt: StartPeer, name: str) -> None:
-    owner, own = big_owner(prompt(1), name), np.zeros(256 * MIB, np.uint8)
+    owner, own = owner_of_ones(prompt(1), name), np.zeros(64 * MIB, np.uint8)
 
     def stop() -> None:
         raise Stop
 
     with handler_when(lambda: bool(own[0]), stop), pytest.raises(Stop):
-        owner.transfer([(own.ctypes.data, 0, len(own))], writes=False)
-    assert (own[-MIB:] == 0).all(), "it went on to the end"
+        owner.transfer(endless_runs(own), writes=False)
     assert owner.transfer([(own.ctypes.data, 0, 64)], writes=False)[0] == 0, "the next one works"
 
 
 def test_a_peer_that_is_killed_in_the_middle_of_a_big_move(prompt: StartPeer, name: str) -> None:
-    owner, own = big_owner(prompt(1), name), np.zeros(256 * MIB, np.uint8)
+    owner, own = owner_of_ones(prompt(1), name), np.zeros(64 * MIB, np.uint8)
 
     def kill() -> None:
         memory.wait_until(lambda: bool(own[0]), "the first bytes")
@@ -178,10 +183,9 @@ def test_a_peer_that_is_killed_in_the_middle_of_a_big_move(prompt: StartPeer, na
 
     killer = threading.Thread(target=kill)
     killer.start()
-    status = owner.transfer([(own.ctypes.data, 0, len(own))], writes=False)[0]
+    status = owner.transfer(endless_runs(own), writes=False)[0]
     killer.join()
     assert status == _link.PEER_GONE
-    assert (own[-MIB:] == 0).all(), "it went on to the end"
 
 
 def test_a_program_that_has_no_children_to_wait_for_is_told_so() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 HOST = "127.0.0.1"
+END_S = 30.0
 QUIET = {"DO_NOT_TRACK": "1", "LMCACHE_TRACK_USAGE": "false", "LMCACHE_DISABLE_BANNER": "1", "LMCACHE_LOG_LEVEL": "ERROR"}
 OPTIONS = ["--supported-transfer-mode", "engine_driven", "--shm-name", f"bench-{os.getpid()}", "--eviction-policy", "LRU",
            "--http-host", HOST, "--http-port", "0", "--disable-observability", "--disable-metrics"]
@@ -25,6 +26,15 @@ def start(tokens: int, gib: float, stack: contextlib.ExitStack) -> tuple[int, su
     command = [sys.executable, "-m", "lmcache.cli.main", "server", "--host", HOST, "--port", str(port), "--chunk-size", str(tokens),
                "--l1-size-gb", str(gib), *OPTIONS]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, **QUIET})
-    stack.callback(server.wait)
-    stack.callback(server.terminate)
+    stack.callback(end, server)
     return port, server
+
+
+def end(server: subprocess.Popen[bytes]) -> None:
+    """In order, or, if it does not listen, by SIGKILL."""
+    server.terminate()
+    try:
+        server.wait(END_S)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()

@@ -162,7 +162,12 @@ def run(names: list[str], lengths: list[int], repeats: int) -> figures.Figures:
     return found
 
 
+def end_in_order(number: int, _: object) -> None:
+    sys.exit(128 + number)
+
+
 def main() -> None:
+    signal.signal(signal.SIGTERM, end_in_order)         # else engines that are stopped, servers and folders would stay
     options = argparse.ArgumentParser(description="Time to first token between two engines, each way in turn.")
     options.add_argument("ways", nargs="*", metavar="WAY", help=f"of {', '.join(WAYS)}; default: all")
     options.add_argument("--lengths", type=int, nargs="+", default=[128, 512, 1024, 2048, 4096], help="tokens of a prompt")

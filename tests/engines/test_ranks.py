@@ -3,6 +3,7 @@ block."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,12 +28,27 @@ def names_of_vllm(engine: Engine) -> set[Path]:
     return {Path(name) for pid in pids for name in re.findall(r"/dev/shm/vllm_dist_\S+", Path(f"/proc/{pid}/maps").read_text())}
 
 
-def test_ranks_share_blocks_with_their_like(house: House) -> None:
+@pytest.fixture
+def pair(house: House) -> Iterator[tuple[Engine, Engine]]:
+    """A consumer and a producer. They end with the test, well or not, and what vLLM's ranks leave goes."""
     model = make("tiny", house.folder)
     consumer = house.start("consumer", model, "kv_consumer", tensor_parallel_size=RANKS)
     producer = house.start("producer", model, "kv_producer", tensor_parallel_size=RANKS)
-    for engine in (consumer, producer):
-        engine.wait_until_ready()
+    left: set[Path] = set()
+    try:
+        for engine in (consumer, producer):
+            engine.wait_until_ready()
+            left |= names_of_vllm(engine)           # now, for one that dies cannot be asked
+        yield consumer, producer
+    finally:
+        for engine in (consumer, producer):
+            engine.close()
+        for path in left:
+            path.unlink(missing_ok=True)
+
+
+def test_ranks_share_blocks_with_their_like(house: House, pair: tuple[Engine, Engine]) -> None:
+    consumer, producer = pair
     # The consumer's scheduler finds what the producer's ranks have; the producer's scheduler publishes nothing.
     house.wait_until(lambda: len(consumer.call("state")["peers"]) == 1 + RANKS)
     asked = [prompt(tokens, tokens) for tokens in LENGTHS]
@@ -43,8 +59,3 @@ def test_ranks_share_blocks_with_their_like(house: House) -> None:
     assert consumer.counted("hit_tokens") >= sum(min(tokens // BLOCK * BLOCK, tokens - 1) for tokens in LENGTHS)
     assert consumer.counted("loaded_blocks") == RANKS * blocks
     assert consumer.call("computed_tokens") == sum(max(tokens % BLOCK, 1) for tokens in LENGTHS)
-    left = names_of_vllm(consumer) | names_of_vllm(producer)
-    for engine in (consumer, producer):
-        engine.close()
-    for path in left:
-        path.unlink(missing_ok=True)

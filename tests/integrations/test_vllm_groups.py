@@ -4,19 +4,21 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from peer import Namespace
-from vllm_ends import HEADER, ROW, found, wait_until
+from vllm_ends import HEADER, ROW, finished_of, found
 from vllm_parts import BLOCK_NBYTES, GROUP, IDENTITY, NAMES, hashes, random_layers, run_step
 
+from shmkv.integrations.vllm import scheduler
 from shmkv.integrations.vllm.block_keys import Prompt, block_hashes
 from shmkv.integrations.vllm.counters import Counters
 from shmkv.integrations.vllm.layers import Layers
 from shmkv.integrations.vllm.plans import BlockPlace, Load, ScheduledRequest, StepPlan, Store
 from shmkv.integrations.vllm.publisher import most_blocks
-from shmkv.integrations.vllm.scheduler import NULL_BLOCK, SchedulerSide
+from shmkv.integrations.vllm.scheduler import LOOK_AGAIN_S, NULL_BLOCK, SchedulerSide
 from shmkv.integrations.vllm.settings import ConnectorSettings
 from shmkv.integrations.vllm.sharing import open_shared
 from shmkv.integrations.vllm.worker import WorkerSide
@@ -70,6 +72,64 @@ def test_the_longest_way_that_all_groups_can_go(windows: tuple[int, ...], is_asy
                 expected = max(0, tokens - own * SIZE)
         side = scheduler_side(there, *windows, is_async=is_async)
         assert side.match("r", Prompt(TOKENS[:length]), length, own * SIZE)[0] == expected
+        # What goes before the next look is not found, and nothing else is lost.
+        there.difference_update(numbers.sample(sorted(there), len(there) // 4))
+        assert (side.match("r", Prompt(TOKENS[:length]), length, own * SIZE) ==
+                scheduler_side(there, *windows, is_async=is_async).match("r", Prompt(TOKENS[:length]), length, own * SIZE))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The scheduler's side has the time `now`."""
+    made = SimpleNamespace(now=0.0)
+    made.monotonic = lambda: made.now
+    monkeypatch.setattr(scheduler, "time", made)
+    return made
+
+
+@pytest.mark.parametrize("windows", [(WINDOW,), (WINDOW, 9), (0, WINDOW)])
+@pytest.mark.parametrize("reach", [0, 3])
+def test_a_request_that_waits_for_room_is_not_looked_up_from_the_end_at_every_step(clock: SimpleNamespace, windows: tuple[int, ...],
+                                                                                   reach: int) -> None:
+    tokens = list(range(1000))
+    names = block_hashes(SEED, Prompt(tokens), SIZE)
+    asked: list[bytes] = []
+
+    def is_found(name: bytes, group: int) -> bool:
+        asked.append(name)
+        return not windows[group] or name in names[:reach]
+
+    side = SchedulerSide(SEED, SIZE, windows, is_found, is_async=True, most_blocks=99, counters=Counters())
+
+    def match(computed: int = 0) -> tuple[int, int]:
+        """Tokens, and how many look-ups they took."""
+        asked.clear()
+        return side.match("r", Prompt(tokens), len(tokens), computed)[0], len(asked)
+
+    found, looked_up = match()
+    assert (found, looked_up >= len(names) - reach) == (reach * SIZE, True)
+    for _ in range(3):
+        again, looked_up = match()
+        assert (again, looked_up <= reach * len(windows)) == (found, True)
+    assert match(computed=40 * SIZE)[1] > 100, "with another beginning of its own a request may go further"
+    assert match()[1] > 100
+    clock.now += LOOK_AGAIN_S
+    assert match()[1] > 100
+
+
+def test_what_comes_while_a_request_waits_is_found_and_what_goes_is_not(clock: SimpleNamespace) -> None:
+    there = blocks(0, 0, 1)
+    side = scheduler_side(there, WINDOW)
+
+    def match() -> int:
+        return side.match("r", Prompt(TOKENS), len(TOKENS), 0)[0]
+
+    assert match() == 8
+    there.difference_update(blocks(0, 1))
+    assert match() == 4, "at once"
+    there.update(blocks(0, 1, 2, 3))
+    clock.now += LOOK_AGAIN_S
+    assert match() == 16
 
 
 def test_a_load_names_those_blocks_and_no_others() -> None:
@@ -153,8 +213,7 @@ def test_blocks_of_each_group_come_byte_for_byte(engine: Engine) -> None:
     before = [array.copy() for array in engine.groups[0].arrays]
     wanted = (*map(BlockPlace, names, (10, 11, 12)), BlockPlace(names[1], 13, 1), BlockPlace(names[2], 14, 1))
     engine.step(StepPlan(loads=(Load("l", wanted, True),)))
-    finished: set[str] = set()
-    wait_until(lambda: bool(finished.update(engine.worker.take_finished()) or finished))
+    assert finished_of(engine.worker) == {"l"}
     assert engine.worker.take_failed_requests() == set()
     for number, (array, old) in enumerate(zip(engine.groups[0].arrays, before, strict=True)):
         assert np.array_equal(array[[10, 11, 12]], old[[4, 5, 6]])
@@ -170,9 +229,7 @@ def test_a_load_that_fails_is_told_by_its_request(engine: Engine) -> None:
     names = hashes(1)
     engine.step(StepPlan(stores=(Store("s", (BlockPlace(names[0], 4),), (), (4,)),)))
     engine.step(StepPlan(loads=(Load("l", (BlockPlace(names[0], 10), BlockPlace(names[0], 11, 1)), True),)))
-    finished: set[str] = set()
-    wait_until(lambda: bool(finished.update(engine.worker.take_finished()) or finished))
-    assert finished == engine.worker.take_failed_requests() == {"l"}
+    assert finished_of(engine.worker) == engine.worker.take_failed_requests() == {"l"}
     assert engine.worker.take_failed_requests() == engine.worker.take_failed_blocks() == set()
     # What relies on one of them is not for others.
     engine.step(StepPlan(stores=(Store("r", (BlockPlace(hashes(1)[0], 5),), (11,), (5,)),)))

@@ -2,16 +2,20 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from peer import Namespace
-from vllm_ends import ROW, StartConsumer, StartProducer, found, wait_until
+from vllm_ends import DEADLINE_S, ROW, StartConsumer, StartProducer, finished_of, found, wait_until
 from vllm_parts import GROUP, IDENTITY, hashes, load, random_layers, run_step
 
+from shmkv.integrations.vllm import loader
 from shmkv.integrations.vllm.worker import WorkerSide
 
 
@@ -25,9 +29,7 @@ def test_blocks_come_byte_for_byte(producer: StartProducer, consumer: StartConsu
     before = [array.copy() for array in c.layers.arrays]
     ours = [9, 0, 15, 4, 1, 2, 3, 14, 13, 12, 11, 10]
     run_step(c.worker, load(names, ours, is_async=is_async))
-    finished: set[str] = set()
-    wait_until(lambda: not is_async or bool(finished.update(c.worker.take_finished()) or finished))
-    assert finished == ({"l"} if is_async else set())
+    assert finished_of(c.worker, is_async) == ({"l"} if is_async else set())
     assert c.has(p.layers, list(range(3, 15)), ours)
     rest = [block for block in range(16) if block not in ours]
     assert all(np.array_equal(array[rest], old[rest]) for array, old in zip(c.layers.arrays, before, strict=True))
@@ -124,8 +126,7 @@ def test_a_producer_that_is_killed_is_told_and_forgotten(producer: StartProducer
     p.kill()
     wait_until(lambda: not c.shared.endpoint.is_usable(p.cluster_id))
     run_step(c.worker, load(names, [3, 4], is_async=is_async))
-    finished: set[str] = set()
-    wait_until(lambda: not is_async or bool(finished.update(c.worker.take_finished()) or finished))
+    finished_of(c.worker, is_async)
     assert c.worker.take_failed_blocks() == {3, 4}
     c.shared.peers.look()
     assert p.cluster_id not in c.shared.peers.usable
@@ -153,6 +154,76 @@ def test_a_load_has_a_deadline_of_its_own(producer: StartProducer, consumer: Sta
     monkeypatch.setattr(c.shared.endpoint, "pull", slow)
     run_step(c.worker, load(names, [3, 4]))
     assert c.worker.take_failed_blocks() == {3, 4}
+
+
+@dataclass
+class HeldLoad:
+    """The first pull stands until it is let go; time is what the test says."""
+
+    now: float = 0.0
+    pulled: list[int] = field(default_factory=list)
+    stands: threading.Event = field(default_factory=threading.Event)
+    goes_on: threading.Event = field(default_factory=threading.Event)
+
+    def install(self, endpoint: Any, patch: pytest.MonkeyPatch) -> None:
+        pull = endpoint.pull
+
+        def held(wanted: Any, into: Any, layer: int) -> None:
+            self.pulled += [piece.row for piece in wanted]
+            self.stands.set()
+            assert self.goes_on.wait(DEADLINE_S)
+            pull(wanted, into, layer)
+
+        patch.setattr(endpoint, "pull", held)
+        patch.setattr(loader, "time", SimpleNamespace(monotonic=lambda: self.now, perf_counter_ns=time.perf_counter_ns))
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_time_of_a_load_beside_the_batch_begins_with_its_turn(producer: StartProducer, consumer: StartConsumer,
+                                                                  monkeypatch: pytest.MonkeyPatch, is_async: bool) -> None:
+    """However long those before it take. That of a load which a step waits for begins when it is asked for."""
+    p, names = producer(), hashes(3)
+    p.store(names, [5, 6, 7])
+    c, first = consumer({"timeout_ms": 2000}), HeldLoad()
+    c.wait_for(p.cluster_id)
+    first.install(c.shared.endpoint, monkeypatch)
+    c.worker.start_loads(load(names[:1], [3], is_async=True, request_id="first"))
+    assert first.stands.wait(DEADLINE_S)
+    loading = c.worker._beside_steps
+    assert loading is not None
+    jobs = [loading.begin(load([name], [row], is_async=is_async).loads) for name, row in zip(names[1:], (4, 5), strict=True)]
+    first.now = 2.5
+    first.goes_on.set()
+    for job in jobs:
+        job.wait()
+    assert finished_of(c.worker) == {"first"}
+    assert c.worker.take_failed_blocks() == {3}
+    assert [bool(job.failed) for job in jobs] == [not is_async] * 2
+    assert c.has(p.layers, [6, 7], [4, 5]) == is_async
+
+
+def test_an_engine_that_ends_waits_for_the_load_under_way_alone(producer: StartProducer, consumer: StartConsumer,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    p, names = producer(), hashes(2)
+    p.store(names, [5, 6])
+    c, first = consumer(), HeldLoad()
+    c.wait_for(p.cluster_id)
+    first.install(c.shared.endpoint, monkeypatch)
+    for name, row in zip(names, (3, 4), strict=True):
+        c.worker.start_loads(load([name], [row], is_async=True, request_id=str(row)))
+    assert first.stands.wait(DEADLINE_S)
+    loading = c.worker._beside_steps
+    assert loading is not None
+    closing = threading.Thread(target=c.worker.close)
+    closing.start()
+    assert loading._closing.wait(DEADLINE_S)
+    first.goes_on.set()
+    closing.join(DEADLINE_S)
+    assert not closing.is_alive()
+    assert set(first.pulled) == {3}
+    assert c.has(p.layers, [5], [3])
+    assert c.worker.take_finished() == {"3", "4"}
+    assert c.worker.take_failed_blocks() == {4}
 
 
 def test_whatever_goes_wrong_in_a_load_ends_it(producer: StartProducer, consumer: StartConsumer,

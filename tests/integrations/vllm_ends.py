@@ -92,5 +92,17 @@ def wait_until(what: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def finished_of(worker: WorkerSide, count: int = 1) -> set[str]:
+    """Requests whose loads beside the batch have ended, as soon as there are so many."""
+    finished: set[str] = set()
+
+    def are_there() -> bool:
+        finished.update(worker.take_finished())
+        return len(finished) >= count
+
+    wait_until(are_there)
+    return finished
+
+
 def found(shared: Shared, block_hash: bytes, group: int = 0) -> bool:
     return shared.peers.find(key_words(block_hash, 0, group)) is not None

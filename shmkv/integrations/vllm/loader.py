@@ -1,7 +1,8 @@
 """Brings blocks of others into the engine's own, layer by layer, on a thread of its own.
 
 Each pull has a deadline inside the library and each load one here, so that a load always ends: by then its blocks hold what they
-should, or it has failed. Nothing is written into blocks of a load that has ended.
+should, or it has failed. Nothing is written into blocks of a load that has ended. The time of a load that a step waits for begins
+with `Loader.begin`; that of one beside the batch with its turn, for those before it in the queue are no reason to give it up.
 """
 from __future__ import annotations
 
@@ -37,9 +38,9 @@ class _Pulls:
 class LoadJob:
     """Several loads that go on together, layer by layer; the layers of a group after those of the group before it."""
 
-    def __init__(self, loads: Sequence[Load], deadline_s: float) -> None:
+    def __init__(self, loads: Sequence[Load], deadline_s: float | None) -> None:
         self.loads = tuple(loads)
-        self.deadline_s = deadline_s
+        self.deadline_s = deadline_s            # None: its time begins with its turn
         self.failed: list[Load] = []
         self._done = 0
         self._is_over = False
@@ -79,20 +80,26 @@ class Loader:
         self._find = find
         self._counters = counters
         self._jobs: queue.SimpleQueue[LoadJob | None] = queue.SimpleQueue()
+        self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
     def begin(self, loads: Sequence[Load]) -> LoadJob:
         """Start loading; what is returned tells how far it is."""
-        job = LoadJob(loads, time.monotonic() + self._endpoint.settings.timeout_ms / 1000)
+        job = LoadJob(loads, None if all(load.is_async for load in loads) else self._deadline_s())
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="shmkv-vllm-load", daemon=True)
             self._thread.start()
         self._jobs.put(job)
         return job
 
+    def _deadline_s(self) -> float:
+        """Of a load whose time begins now."""
+        return time.monotonic() + self._endpoint.settings.timeout_ms / 1000
+
     def close(self) -> None:
-        """Finish what was begun. Twice is no error."""
+        """Finish the load under way; those behind it fail, since together they may take long. Twice is no error."""
         if self._thread is not None:
+            self._closing.set()
             self._jobs.put(None)
             self._thread.join()
             self._thread = None
@@ -113,12 +120,13 @@ class Loader:
 
     def _do(self, job: LoadJob) -> None:
         begun_ns = time.perf_counter_ns()
+        deadline_s = self._deadline_s() if job.deadline_s is None else job.deadline_s
         pulls = [self._pulls(load) for load in job.loads]
         for group, layers in enumerate(self._groups):
             for layer in range(len(layers.names)):
                 for each in pulls:
                     if not each.failure:
-                        self._pull(each, group, layer, job)
+                        self._pull(each, group, layer, deadline_s)
                 job.layer_done()
         for each in pulls:
             self._account(each, job)
@@ -137,6 +145,9 @@ class Loader:
     def _pulls(self, load: Load) -> _Pulls:
         """Where the blocks are. The last one first, so that the beginning of a prompt counts as the most recently used."""
         pulls = _Pulls(load, {})
+        if self._closing.is_set():
+            pulls.failure = "the engine ends"
+            return pulls
         for place in reversed(load.blocks):
             words = key_words(place.block_hash, self._shard, place.group)
             cluster_id = self._find(words)
@@ -146,10 +157,10 @@ class Loader:
             pulls.pieces.setdefault((place.group, cluster_id), []).append(Piece(cache_key(cluster_id, words), place.block_id))
         return pulls
 
-    def _pull(self, pulls: _Pulls, group: int, layer: int, job: LoadJob) -> None:
+    def _pull(self, pulls: _Pulls, group: int, layer: int, deadline_s: float) -> None:
         try:
             for pieces in (pieces for (its_group, _), pieces in pulls.pieces.items() if its_group == group):
-                if time.monotonic() >= job.deadline_s:
+                if time.monotonic() >= deadline_s:
                     pulls.failure = f"the load took longer than {self._endpoint.settings.timeout_ms} ms, to layer {layer}"
                     return
                 self._endpoint.pull(pieces, self._into[group], layer)

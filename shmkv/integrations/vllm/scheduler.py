@@ -7,8 +7,9 @@ vLLM keeps only the blocks that the next token looks at: those before it have no
 """
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shmkv.integrations.vllm.block_keys import Prompt, block_hashes
 from shmkv.integrations.vllm.counters import Counters
@@ -18,17 +19,31 @@ from shmkv.integrations.vllm.plans import BlockPlace, Load, ScheduledRequest, St
 NULL_BLOCK = 0
 # A request whose load beside the batch failed is looked up again. One that fails time after time has to be computed in the end.
 MOST_LOADS = 2
+# Where there is a window the longest way is looked for from the end of a prompt, and vLLM asks at every step while a request waits
+# for room: what was not there is not looked up again before so long, unless what the engine has itself changed.
+LOOK_AGAIN_S = 0.1
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What was found at a time: with so many tokens computed and so many to take at most there was no longer way than `reach`."""
+
+    computed: int
+    most: int
+    reach: int
+    at_s: float
 
 
 @dataclass
 class _Note:
     """`hashes`: of the whole blocks of the prompt; `block_ids`: a list a group; `computed`: tokens that vLLM had itself at the last
-    look-up; `loads`: how many were begun; `loaded`: indices of the blocks that came from others; `stored`: blocks that earlier
-    steps have dealt with."""
+    look-up; `look`: the last one from the end; `loads`: how many were begun; `loaded`: indices of the blocks that came from others;
+    `stored`: blocks that earlier steps have dealt with."""
 
     hashes: list[bytes]
     block_ids: list[list[int]]
     computed: int = 0
+    look: _Look | None = None
     loads: int = 0
     loaded: range = range(0)
     stored: int = 0
@@ -66,17 +81,25 @@ class SchedulerSide:
         # vLLM itself computes the last token of a prompt that was loaded beside the batch, but may have let go of the block that
         # its window begins in.
         most = num_tokens if self._is_async and not any(self._windows) else num_tokens - 1
-        tokens = max(0, min(self._reach(note, self._is_found, most) * self._block_size, most) - computed)
+        tokens = max(0, min(self._reach_now(note, self._is_found, most) * self._block_size, most) - computed)
         return tokens, self._is_async and tokens > 0
 
-    def _reach(self, note: _Note, is_found: Callable[[bytes, int], bool], most: int) -> int:
-        """After how many blocks a request could go on: those that the engine has itself, and behind them all in groups that look at
-        everything, those in the window of the next token in the others. `most`: tokens that are taken of them."""
+    def _reach_now(self, note: _Note, is_found: Callable[[bytes, int], bool], most: int) -> int:
+        """`_reach`, with a window no longer for a while than it was. All that it needs is looked up each time."""
+        if not any(self._windows):
+            return self._reach(note, is_found, most, len(note.hashes))
+        now_s, look = time.monotonic(), note.look
+        if look is None or (look.computed, look.most) != (note.computed, most) or now_s >= look.at_s + LOOK_AGAIN_S:
+            look = _Look(note.computed, most, len(note.hashes), now_s)
+        note.look = replace(look, reach=self._reach(note, is_found, most, look.reach))
+        return note.look.reach
+
+    def _reach(self, note: _Note, is_found: Callable[[bytes, int], bool], most: int, longest: int) -> int:
+        """After how many blocks, `longest` at most, a request could go on: those that the engine has itself, and behind them all in
+        groups that look at everything, those in the window of the next token in the others. `most`: tokens that are taken."""
         own = note.computed // self._block_size
-        reach = own
-        if not self._whole:
-            reach = len(note.hashes)
-        while reach < len(note.hashes) and all(is_found(note.hashes[reach], group) for group in self._whole):
+        reach = own if self._whole else longest
+        while reach < longest and all(is_found(note.hashes[reach], group) for group in self._whole):
             reach += 1
         while reach > own:
             missing = self._missing(note, is_found, own, reach, min(reach * self._block_size, most))

@@ -15,7 +15,8 @@ class ConnectorSettings:
 
     `capacity_bytes`: what a producer keeps in shared memory at most; the least recently used blocks go first. `key_ttl_ms`: blocks
     go so long after they were published, None = when there is no room. `timeout_ms`: the longest that one pull of one layer takes,
-    and all of a request's load together. `async_load`: requests wait beside the batch while their blocks come, instead of waiting
+    and all of a load together: what a step loads, counted from its beginning, or what one request loads beside the batch, counted
+    from the end of the loads before it. `async_load`: requests wait beside the batch while their blocks come, instead of waiting
     for each layer within it. `look_ms`: how often members that come and go are looked for.
     """
 
