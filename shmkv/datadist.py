@@ -110,6 +110,9 @@ class LLMDataDist(ApiObject):
         Transfers that run are waited for, `sync_kv_timeout` at most; what is not finished then has the result LLM_ENGINE_FINALIZED.
         With `drain_ms` others may first fetch what is there, for so long at most: until no published request key is left and no
         pull runs. Calls of this process are refused meanwhile. Returns the request keys that nobody fetched; None without.
+
+        Raises:
+            LLMException: LLM_LINK_BUSY in a signal handler that interrupted a call; LLM_FAILED if something was not given back.
         """
         check_uint32("drain_ms", drain_ms)
         cluster, links, watch, manager, pushes = self._cluster, self._links, self._watch, self._manager, self._pushes
@@ -274,7 +277,7 @@ class LLMDataDist(ApiObject):
         comms.unlink(check_uint64("comm_id", comm_id))
 
     def query_register_mem_status(self, comm_id: int) -> RegisterMemStatus:
-        """PREPARING until all members are there, then OK; FAILED when one has gone since. LLMParamError for an unknown number."""
+        """PREPARING until all members are there, then OK; FAILED when one has gone. Raises LLMParamError for an unknown number."""
         comms = self._in_cache_manager_mode("query_register_mem_status")
         return comms.status(check_uint64("comm_id", comm_id))
 

@@ -31,6 +31,9 @@ class OperatorCalls(ManagerBase):
         `keys_expired_by_call`: keys that went by their `key_ttl_ms` and by `expire`; `prefix_hits`: pulls and views of rows with a
         prefix key; `prefix_evictions`: caches that went because of `set_prefix_capacity`; `control_bytes`: shared memory of the
         records of caches, rows, keys and of links that others made, which grows with them and goes at finalize.
+
+        Raises:
+            LLMException: LLM_ENGINE_FINALIZED, LLM_FAILED in a forked child.
         """
         self._cluster.check_usable()
         with self._cluster.lock:
@@ -63,6 +66,11 @@ class OperatorCalls(ManagerBase):
         return self._watch.descriptor()
 
     def lost_links(self) -> list[tuple[int, str]]:
-        """(remote cluster id, reason) of each link lost since the last call; collected from the first `link_lost_fd` on."""
+        """(remote cluster id, reason as for `on_link_lost`) of each link lost since the last call; collected from the first
+        `link_lost_fd` on.
+
+        Raises:
+            LLMException: LLM_ENGINE_FINALIZED, LLM_FAILED in a forked child.
+        """
         self._cluster.check_usable()
         return self._watch.lost()
