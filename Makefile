@@ -113,7 +113,7 @@ $(VENV)/.made: | same-python
 	@rm -f $(VENV)/.making
 
 $(VENV)/.built: $(VENV)/.made setup.py pyproject.toml $(SOURCES)
-	@echo "building shmkv and installing it in $(VENV), which takes about a minute"
+	@echo "building shmkv and installing it in $(VENV), which takes a minute or two"
 	@$(PIP) install --no-build-isolation --editable .
 	@touch $@
 

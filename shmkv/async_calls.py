@@ -58,7 +58,13 @@ class AsyncCalls(StreamCalls):
         self._turns = Turns(cluster.settings.async_threads)
 
     async def wait_for_key_async(self, key: SourceKey, timeout_ms: int | None = None) -> None:
-        """`wait_for_key`."""
+        """Return when the key (CacheKey, CacheKeyByIdAndIndex, BlocksCacheKey) is bound and all tensors behind it are published, of
+        a linked cluster or of the own one, without blocking the event loop. `timeout_ms`: 1 to 2**32 - 1, None = sync_kv_timeout.
+
+        Raises:
+            TypeError, LLMParamError: an argument.
+            LLMException: LLM_WAIT_PROCESS_TIMEOUT at the end of `timeout_ms`; at once, as `wait_for_key`, when it will not come.
+        """
         await take_turns(self._turns, self._key_wait(key, timeout_ms))
 
     async def pull_cache_async(self, cache_key: PullKey, kv_cache: KvCache, batch_index: int = 0, size: int = -1, *,
@@ -66,7 +72,16 @@ class AsyncCalls(StreamCalls):
                                src_cache_offset: int | None = None, dst_cache_offset: int | None = None,
                                tensor_num_per_layer: int = 2, heads: HeadSlice | None = None, strict_format: bool = False,
                                wait: bool = False, timeout_ms: int | None = None) -> None:
-        """`pull_cache`; `timeout_ms` counts with and without `wait`."""
+        """Copy the row that `cache_key` names into row `batch_index` of `kv_cache` (role DECODER), without blocking the event loop.
+
+        The arguments mean what they mean for `pull_cache` (sizes and offsets are bytes), but `timeout_ms` (1 to 2**32 - 1, None =
+        sync_kv_timeout) is the deadline with and without `wait`. Cancelled before its last byte, it leaves the key, and bytes of
+        the destination may have changed.
+
+        Raises:
+            TypeError, LLMParamError: an argument, another role, or source and destination that do not fit each other.
+            LLMException: as `pull_cache`.
+        """
         self._check_role("pull_cache_async", LLMRole.DECODER)
         check_bool("wait", wait)
         request = PullRequest(cache_key, kv_cache, batch_index, size, src_layer_range=src_layer_range,
@@ -78,7 +93,15 @@ class AsyncCalls(StreamCalls):
     def pull_layers_async(self, cache_key: PullKey, kv_cache: KvCache, batch_index: int = 0, *,
                           src_layer_range: range | None = None, dst_layer_range: range | None = None,
                           tensor_num_per_layer: int = 2, timeout_ms: int | None = None) -> AsyncLayerPull:
-        """`pull_layers`: ``async for layer in manager.pull_layers_async(key, cache): ...``."""
+        """Pull a row layer by layer (role DECODER), each as soon as the other side has marked it, without blocking the event loop:
+        ``async for layer in manager.pull_layers_async(key, cache): ...`` gets the index of each layer of `kv_cache` when its bytes
+        are in row `batch_index`. Not awaited itself. One deadline for all, from this call on: `timeout_ms` (1 to 2**32 - 1), None =
+        sync_kv_timeout.
+
+        Raises:
+            TypeError, LLMParamError: an argument, or another role.
+            LLMException: by this call or by the iteration, as `pull_layers`.
+        """
         layers = self.pull_layers(cache_key, kv_cache, batch_index, src_layer_range=src_layer_range,
                                   dst_layer_range=dst_layer_range, tensor_num_per_layer=tensor_num_per_layer,
                                   timeout_ms=timeout_ms)

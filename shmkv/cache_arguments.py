@@ -23,7 +23,8 @@ def check_allocation(cache_desc: CacheDesc, publish: bool, zero: bool,
         raise no_memory("the layout of a cache", error) from error
     if wanted.desc.placement not in placements:
         names = " or ".join(placement.name for placement in placements)
-        raise LLMParamError(f"argument 'cache_desc' must have placement {names}, got {wanted.desc.placement!s}")
+        raise LLMParamError(f"argument 'cache_desc' must have placement {names}, got {wanted.desc.placement!s}: private "
+                            "memory is the caller's own, for register_cache, register_blocks_cache or create_cpu_cache")
     return wanted
 
 

@@ -80,7 +80,9 @@ class CacheDesc:
         num_tensors: uint32. Zero is refused only by an allocation.
         shape: dims of one tensor, list or tuple of int64, not empty. A list is kept as it is, not copied.
         data_type: element type.
-        placement: DEVICE (shared) or HOST (private).
+        placement: DEVICE (shared), for every call, or HOST (private), for `register_cache`, `register_blocks_cache` and
+            `create_cpu_cache` alone: what `swap_blocks` copies out to and back from. In cache-manager mode HOST is for every
+            call, and `allocate_cache` takes it out of the host pool.
         batch_dim_index: which dim counts the rows that keys name and transfers move.
         seq_len_dim_index: -1 or the index of a dim; stored only.
         kv_tensor_format: any text or None; stored only.

@@ -22,7 +22,7 @@ PullOptions = tuple[int, "range | None", "range | None", "int | None", "int | No
 
 
 class CacheHandle(ApiObject):
-    """A cache of this process: `cache_id` is unique until finalize, `tensors` are zero-copy views, in the order of the tensors."""
+    """A cache of this process: `cache_id` is unique until finalize, `tensors` are zero-copy views of what is not the caller's."""
 
     def __init__(self, cache_id: int, cache_desc: CacheDesc, manager: ManagerBase | None = None, own: Usable | None = None) -> None:
         self._cache_id = check_int64("cache_id", cache_id)
@@ -66,7 +66,7 @@ class CacheHandle(ApiObject):
 
     @property
     def cache_id(self) -> int:
-        """Number of the cache, -1 for one around own memory."""
+        """Number of the cache, -1 for one that `create_cpu_cache` made."""
         return self._cache_id
 
     @property
@@ -76,7 +76,8 @@ class CacheHandle(ApiObject):
 
     @property
     def tensors(self) -> tuple[TensorView, ...]:
-        """A view of each tensor on the shared memory itself, writable; () after deallocate and for memory of the caller."""
+        """A writable view of each tensor on the memory itself, in order; () after deallocate, and for memory of the caller,
+        registered or wrapped."""
         if self._is_valid and not self._tensors and self._manager is not None:
             self._tensors = self._manager._views(self)
         return self._tensors

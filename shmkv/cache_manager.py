@@ -27,7 +27,12 @@ from shmkv.types import CacheDesc, Placement
 
 class CacheManager(LocalWork, RegisterCalls, KeyPushCalls):
     """Caches of one LLMDataDist that was initialised with `enable_cache_manager`; got by `LLMDataDist.cache_manager`. Calls are
-    safe from any thread."""
+    safe from any thread.
+
+    What they have in common: TypeError for an argument of a wrong type; LLMException with LLM_ENGINE_FINALIZED after finalize, with
+    LLM_FAILED in a forked child, and with LLM_LINK_BUSY for a signal handler that would have to wait for the pull or the call that
+    it interrupted.
+    """
 
     @staticmethod
     def check_cache_key(cache_key: CacheKey) -> None:
@@ -88,12 +93,18 @@ class CacheManager(LocalWork, RegisterCalls, KeyPushCalls):
         """Drop the id reference; the memory goes when no key is left and nobody reads it. Twice is no error.
 
         Raises:
+            TypeError: not a Cache.
             LLMParamError: a blocks cache, or one that was registered.
         """
         self._deallocate(cache, is_blocks=False)
 
     def deallocate_blocks_cache(self, cache: Cache) -> None:
-        """The same for a blocks cache, whose key goes with it."""
+        """Drop the id reference of a blocks cache, and its key; the memory goes when nobody reads it. Twice is no error.
+
+        Raises:
+            TypeError: not a Cache.
+            LLMParamError: not a blocks cache, or one that was registered.
+        """
         self._deallocate(cache, is_blocks=True)
 
     def _deallocate(self, cache: Cache, *, is_blocks: bool) -> None:
@@ -110,7 +121,11 @@ class CacheManager(LocalWork, RegisterCalls, KeyPushCalls):
             cache._close()
 
     def remove_cache_key(self, cache_key: CacheKey) -> None:
-        """Forget a key; unknown, consumed and padding keys are no error."""
+        """Forget a key; unknown, consumed and padding keys are no error.
+
+        Raises:
+            TypeError: not a CacheKey.
+        """
         self._cluster.check_usable()
         check_type("cache_key", cache_key, CacheKey)
         if cache_key.is_padding:
@@ -175,7 +190,7 @@ class CacheManager(LocalWork, RegisterCalls, KeyPushCalls):
                    size: int = -1, req_id: int | None = None) -> None:
         """Copy a row of `src` into a row of `dst`, neither a blocks cache, all tensors, the same `offset` on both sides.
 
-        `size` is bytes of each tensor's row, -1 = the rest of the source row. `req_id` (uint64) is not used.
+        `offset` and `size` are bytes of each tensor's row, -1 = the rest of the source row. `req_id` (uint64) is not used.
 
         Raises:
             LLMParamError: an argument, a blocks cache, unequal numbers of tensors, bytes that do not fit a row.
@@ -196,7 +211,13 @@ class CacheManager(LocalWork, RegisterCalls, KeyPushCalls):
 
     def copy_blocks(self, cache: Cache, copy_block_info: dict[int, list[int]]) -> None:
         """Copy blocks within one blocks cache, all tensors: {source: [destination, ...]}. In the dict's order, each copy sees the
-        earlier ones; an empty dict or list does nothing."""
+        earlier ones; an empty dict or list does nothing.
+
+        Raises:
+            TypeError: an argument.
+            LLMParamError: not a blocks cache, a block that is not there; nothing was copied then.
+            LLMException: LLM_KV_CACHE_NOT_EXIST for a deallocated cache.
+        """
         self._cluster.check_usable()
         check_cache("cache", cache)
         info = check_copy_block_info(copy_block_info)

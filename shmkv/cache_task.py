@@ -26,7 +26,12 @@ class CacheTask(ApiObject):
         return next((result for result in results if result), LLMStatusCode.LLM_SUCCESS)
 
     def get_results(self, timeout_in_millis: int | None = None) -> list[LLMStatusCode | None]:
-        """Wait likewise: one result for each config, in order. While it runs, LLM_WAIT_PROCESS_TIMEOUT for each of them."""
+        """Wait up to `timeout_in_millis` ms (uint32; None: for ever) for the end: one result for each config, in order. If it still
+        runs then, LLM_WAIT_PROCESS_TIMEOUT for each of them.
+
+        Raises:
+            TypeError, LLMParamError: the timeout.
+        """
         results = self._wait(timeout_in_millis)
         return [self._task.timeout_status] * self._task.number if results is None else results
 

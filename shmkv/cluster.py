@@ -14,6 +14,7 @@ from shmkv._layout import DIRECTORY_SIZE
 from shmkv._mapping import Region, close_all
 from shmkv._mutex import Mutex
 from shmkv.caches import OwnCaches
+from shmkv.checks import shown
 from shmkv.config import Settings
 from shmkv.errors import LLMException, LLMParamError, LLMStatusCode, link_busy
 from shmkv.membership import JOIN_TIMEOUT_MS, Member, Namespace, segment_prefix
@@ -26,11 +27,12 @@ log = logging.getLogger("shmkv")
 
 
 def choose_kernel(settings: Settings) -> None:
-    """Copy loop, threshold and threads as the environment says; LLMParamError naming the accepted values."""
-    try:
-        _copy.configure(settings.kernel, settings.nt_threshold, settings.copy_threads)
-    except ValueError as error:
-        raise LLMParamError(f"SHMKV_KERNEL, SHMKV_NT_THRESHOLD or SHMKV_COPY_THREADS: {error}") from error
+    """Copy loop, threshold and threads as the environment says; `Settings` has checked the two numbers. LLMParamError for a loop
+    that this CPU has not."""
+    accepted = ("auto", *_copy.supported_kernels())
+    if settings.kernel not in accepted:
+        raise LLMParamError(f"SHMKV_KERNEL must be one of {', '.join(accepted)}, got {shown(settings.kernel)}")
+    _copy.configure(settings.kernel, settings.nt_threshold, settings.copy_threads)
 
 
 class Closable(Protocol):

@@ -86,7 +86,7 @@ class LLMClusterInfo:
         self._local_ip_info_list.append((ip_to_int("ip", ip), check_uint16("port", port)))
 
     def append_remote_ip_info(self, ip: str | int, port: int) -> None:
-        """Add an address of the other side, under the same rules."""
+        """Add an address of the other side: ip as text or number, port uint16. Raises TypeError or LLMParamError."""
         self._remote_ip_info_list.append((ip_to_int("ip", ip), check_uint16("port", port)))
 
     def __repr__(self) -> str:

@@ -110,6 +110,9 @@ class LLMDataDist(ApiObject):
         Transfers that run are waited for, `sync_kv_timeout` at most; what is not finished then has the result LLM_ENGINE_FINALIZED.
         With `drain_ms` others may first fetch what is there, for so long at most: until no published request key is left and no
         pull runs. Calls of this process are refused meanwhile. Returns the request keys that nobody fetched; None without.
+
+        Raises:
+            LLMException: LLM_LINK_BUSY in a signal handler that interrupted a call; LLM_FAILED if something was not given back.
         """
         check_uint32("drain_ms", drain_ms)
         cluster, links, watch, manager, pushes = self._cluster, self._links, self._watch, self._manager, self._pushes
@@ -156,9 +159,26 @@ class LLMDataDist(ApiObject):
     # -- links ------------------------------------------------------------------------------------------------------
 
     def link_clusters(self, clusters: Sequence[LLMClusterInfo], timeout: int = 3000) -> LinkResults:
-        """Link to each cluster by its `remote_cluster_id`, waiting up to `timeout` ms for it to appear.
+        """Link to each cluster by its `remote_cluster_id`, waiting up to `timeout` ms (1 to 2**31 - 1) for it to appear.
 
-        Returns the overall status and one for each cluster; failures are returned, not raised.
+        Failures are returned, not raised; what a status leaves open is in the log (`logging.getLogger("shmkv")`). The overall
+        status and, in the order of `clusters`, one each:
+
+        - LLM_SUCCESS; LLM_ALREADY_LINK and LLM_REPEAT_REQUEST, with which the overall status is LLM_SUCCESS as well.
+        - LLM_WAIT_PROCESS_TIMEOUT: it did not appear. LLM_LINK_FAILED: it is dead, has not the role PROMPT, or another layout.
+          LLM_PARAM_INVALID: it has 512 living links. The overall status is LLM_LINK_FAILED then, and the others stay linked.
+
+        Or (status, []), and nothing was done: LLM_PARAM_INVALID for no cluster, a role other than DECODER, and clusters without
+        local and remote ip infos, as many of one as of the other and the same local ones for all; LLM_CLUSTER_NUM_EXCEED_LIMIT for
+        more than 16; LLM_PROCESSING_LINK when another link call took all of `timeout`.
+
+        In cache-manager mode the role does not count, a cluster that did not appear is LLM_TIMEOUT, and the overall status is that
+        of the last cluster that failed.
+
+        Raises:
+            TypeError: an argument, or a cluster whose `remote_cluster_id` was never set.
+            LLMParamError: `timeout`; in cache-manager mode a cluster without local ip infos, unless `local_comm_res` was given.
+            LLMException: LLM_FAILED before init and in a forked child.
         """
         cluster, links = self._joined()
         wanted = self._check_link_arguments(clusters, timeout)
@@ -166,7 +186,19 @@ class LLMDataDist(ApiObject):
         return (status, []) if status is not None else links.link(wanted, timeout)
 
     def unlink_clusters(self, clusters: Sequence[LLMClusterInfo], timeout: int = 3000, force: bool = False) -> LinkResults:
-        """Remove links, waiting up to `timeout` ms for a running pull; `force` removes this side's without any wait."""
+        """Remove links, waiting up to `timeout` ms (1 to 2**31 - 1) for a running pull; `force` removes this side's without any
+        wait.
+
+        Returns the overall status and, in the order of `clusters`, one each: LLM_SUCCESS, also for a dead peer; LLM_NOT_YET_LINK,
+        with which the overall status is LLM_SUCCESS as well; LLM_LINK_BUSY when a pull did not end in time, with LLM_UNLINK_FAILED
+        (in cache-manager mode LLM_LINK_BUSY) overall. Or (LLM_PARAM_INVALID, []) for no cluster, and
+        (LLM_CLUSTER_NUM_EXCEED_LIMIT, []) for more than 16.
+
+        Raises:
+            TypeError: an argument, or a cluster whose `remote_cluster_id` was never set.
+            LLMParamError: `timeout`.
+            LLMException: LLM_FAILED before init and in a forked child.
+        """
         _, links = self._joined()
         wanted = self._check_link_arguments(clusters, timeout)
         check_bool("force", force)
@@ -245,7 +277,7 @@ class LLMDataDist(ApiObject):
         comms.unlink(check_uint64("comm_id", comm_id))
 
     def query_register_mem_status(self, comm_id: int) -> RegisterMemStatus:
-        """PREPARING until all members are there, then OK; FAILED when one has gone since. LLMParamError for an unknown number."""
+        """PREPARING until all members are there, then OK; FAILED when one has gone. Raises LLMParamError for an unknown number."""
         comms = self._in_cache_manager_mode("query_register_mem_status")
         return comms.status(check_uint64("comm_id", comm_id))
 
@@ -284,7 +316,12 @@ class LLMDataDist(ApiObject):
 
     @property
     def kv_cache_manager(self) -> KvCacheManager:
-        """The manager of this cluster's caches."""
+        """The manager of this cluster's caches.
+
+        Raises:
+            LLMException: LLM_FAILED before init, after finalize and in a forked child.
+            LLMParamError: in cache-manager mode, which has `cache_manager`.
+        """
         self._joined()
         manager = self._manager
         if not isinstance(manager, KvCacheManager):
@@ -293,7 +330,12 @@ class LLMDataDist(ApiObject):
 
     @property
     def cache_manager(self) -> CacheManager:
-        """The manager of cache-manager mode."""
+        """The manager of cache-manager mode.
+
+        Raises:
+            LLMException: LLM_FAILED before init, after finalize and in a forked child.
+            LLMParamError: in the other mode, which has `kv_cache_manager`.
+        """
         self._joined()
         manager = self._manager
         if not isinstance(manager, CacheManager):

@@ -60,6 +60,10 @@ class KeyPushCalls(ManagerBase):
         - With `dst_block_indices` and `dst_block_memory_size` alone, row `src_batch_index` is cut into chunks of that many bytes,
           and chunk i goes to block ``dst_block_indices[i]``.
         - A layer that took longer than `sync_kv_timeout`, and a peer that died, are LLM_TIMEOUT.
+
+        Raises:
+            TypeError, LLMParamError: an argument.
+            LLMException: LLM_KV_CACHE_NOT_EXIST for a deallocated source.
         """
         self._cluster.check_usable()
         kind = KeyTransfer if self._cluster.settings.remote_accessible else CacheTransfer

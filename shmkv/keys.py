@@ -80,8 +80,10 @@ class _ClusterKey(_Key):
 class CacheKey(_ClusterKey):
     """Names a row of a cache by request id or by prefix id.
 
-    ``CacheKey(cluster_id, req_id, model_id=0, prefix_id=U64MAX)``, by position or by keyword;
-    ``prompt_cluster_id`` is another spelling of ``cluster_id``. All numbers are uint64.
+    ``CacheKey(cluster_id, req_id, model_id=0, prefix_id=2**64 - 1)``, by position or by keyword;
+    ``prompt_cluster_id`` is another spelling of ``cluster_id``. All numbers are uint64, and 2**64 - 1 means "none": a request is
+    ``CacheKey(1, 7)``, a prefix ``CacheKey(1, 2**64 - 1, prefix_id=5)``, and a place in a list that names nothing
+    ``CacheKey(1, 2**64 - 1)``.
 
     Raises:
         TypeError: not an int.

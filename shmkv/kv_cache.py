@@ -54,11 +54,12 @@ def row_shape(desc: CacheDesc, number: int, outer: int) -> tuple[int, ...]:
 
 
 class KvCache(CacheHandle):
-    """A cache of this process. Made by `allocate_cache` and `register_cache` of a manager, or around own memory by
+    """A cache of this process. Made by the calls of a manager that allocate, register and fork, or around memory of the caller by
     `create_cpu_cache`.
 
     `cache_id` is unique until finalize; `per_device_tensor_addrs` has one list with the address of each tensor in this process,
-    and is empty after deallocate; `tensors` are zero-copy views, in the same order.
+    and is empty after deallocate; `tensors` are zero-copy views of what was allocated or forked, in the same order, and () for
+    memory of the caller, registered or wrapped.
     """
 
     def __init__(self, cache_id: int, cache_desc: CacheDesc, per_device_tensor_addrs: list[list[int]] | None,

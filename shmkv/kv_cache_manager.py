@@ -54,7 +54,12 @@ DECODER = LLMRole.DECODER       # looking a member up in an enumeration costs mo
 
 
 class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, AsyncCalls, OperatorCalls):
-    """Caches of one initialised LLMDataDist; got by `LLMDataDist.kv_cache_manager`. Calls are safe from any thread."""
+    """Caches of one initialised LLMDataDist; got by `LLMDataDist.kv_cache_manager`. Calls are safe from any thread.
+
+    What calls have in common: TypeError for an argument of a wrong type; LLMException with LLM_ENGINE_FINALIZED after finalize,
+    with LLM_FAILED in a forked child, and with LLM_LINK_BUSY for a signal handler that would have to wait for the pull or the call
+    that it interrupted.
+    """
 
     @staticmethod
     def check_cache_key(cache_key: CacheKey) -> None:
@@ -68,7 +73,8 @@ class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, AsyncCalls, 
         """Allocate the tensors of `cache_desc` in shared memory and bind `cache_keys[i]` to row i.
 
         Keys need role PROMPT. With ``publish=False`` nothing can be pulled before `publish`, which is the safe way: fill first.
-        Fresh memory is zero, recycled memory is undefined unless ``zero=True``. `key_ttl_ms`: as for `bind`.
+        Fresh memory is zero, recycled memory is undefined unless ``zero=True``. A key that nobody fetched
+        within `key_ttl_ms` (1 to 2**32 - 1, counted from this call) is removed by this manager's next call; None: it stays.
 
         When memory is short and `wait_ms` (uint32) is given, it is waited for so long at most: until caches of this cluster are
         freed, by readers that consume their keys, by leases that end, or by other threads.
@@ -124,7 +130,12 @@ class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, AsyncCalls, 
             raise
 
     def deallocate_cache(self, cache: KvCache) -> None:
-        """Drop the id reference; the memory goes when no key is left and nobody reads it. Twice is no error."""
+        """Drop the id reference; the memory goes when no key is left and nobody reads it. Twice is no error.
+
+        Raises:
+            TypeError: not a KvCache.
+            LLMParamError: a cache of placement HOST: `unregister_cache` lets go of one that was registered.
+        """
         self._cluster.check_usable()
         check_kv_cache("cache", cache)
         check_device("cache", cache)
@@ -138,7 +149,11 @@ class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, AsyncCalls, 
 
     def collect(self) -> int:
         """Free now what nobody uses any more: bytes given back to the system. And the records of removed links out of which
-        nothing is lent any more."""
+        nothing is lent any more.
+
+        Raises:
+            LLMException: LLM_ENGINE_FINALIZED, LLM_FAILED in a forked child.
+        """
         self._cluster.check_usable()
         self._links.sweep_closing()
         with self._cluster.lock:
@@ -147,7 +162,13 @@ class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, AsyncCalls, 
     # -- keys and progress ------------------------------------------------------------------------------------------
 
     def remove_cache_key(self, cache_key: CacheKey) -> None:
-        """Forget a key (role PROMPT); unknown, consumed and padding keys are no error."""
+        """Forget a key (role PROMPT); unknown, consumed and padding keys are no error. A pull that is in its row fails with
+        LLM_KV_CACHE_NOT_EXIST.
+
+        Raises:
+            TypeError: not a CacheKey.
+            LLMParamError: another role.
+        """
         self._check_role("remove_cache_key", LLMRole.PROMPT)
         check_type("cache_key", cache_key, CacheKey)
         if cache_key.is_padding:
@@ -159,7 +180,14 @@ class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, AsyncCalls, 
         """Name rows of a cache at run time: {batch index: key}. A row that had a key loses it.
 
         The rows count as filled and can be pulled from then on; with ``publish=False`` not before the next `publish`. To fill a
-        row again: `unbind`, fill, `bind`. A key that nobody fetched within `key_ttl_ms` is removed by this manager's next call.
+        row again: `unbind`, fill, `bind`. A key that nobody fetched within `key_ttl_ms` (1 to 2**32 - 1, counted from this call) is
+        removed by this manager's next call; None: it stays.
+
+        Raises:
+            TypeError: an argument, or what is in `keys`.
+            LLMParamError: another role; a registered cache; a row that is not there; a key without exactly one of req_id and
+                prefix_id, for two rows, or bound to another one already; `key_ttl_ms`.
+            LLMException: LLM_KV_CACHE_NOT_EXIST for a deallocated cache; LLM_DEVICE_OUT_OF_MEMORY for the records of the keys.
         """
         self._check_role("bind", LLMRole.PROMPT)
         check_kv_cache("cache", cache)
@@ -174,7 +202,13 @@ class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, AsyncCalls, 
 
     def unbind(self, cache: KvCache, rows: Iterable[int]) -> None:
         """Take the keys of rows away before they are filled again: a pull that is in one of them fails, and none gets in, by cache
-        id either, before `bind` or `publish`."""
+        id either, before `bind` or `publish`.
+
+        Raises:
+            TypeError: not a KvCache, or a row that is no int.
+            LLMParamError: another role; a registered cache; a row that is not there.
+            LLMException: LLM_KV_CACHE_NOT_EXIST for a deallocated cache.
+        """
         self._check_role("unbind", LLMRole.PROMPT)
         check_kv_cache("cache", cache)
         with self._cluster.lock:
@@ -185,7 +219,14 @@ class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, AsyncCalls, 
                 tensor_num_per_layer: int = 2, key_ttl_ms: int | None = None) -> None:
         """Make rows pullable (all by default): their bytes are complete, or those of the first `layers` layers are.
 
-        `key_ttl_ms`: as for `bind`, counted from now.
+        `key_ttl_ms` (1 to 2**32 - 1): the rows' keys that nobody fetched so long after this call are removed by this manager's next
+        call; None leaves the deadline that they have, or have not.
+
+        Raises:
+            TypeError: an argument.
+            LLMParamError: a row that is not there; more layers than the cache has tensors for; `tensor_num_per_layer` or
+                `key_ttl_ms` of 0; a registered cache.
+            LLMException: LLM_KV_CACHE_NOT_EXIST for a deallocated cache.
         """
         self._cluster.check_usable()
         check_kv_cache("cache", cache)
@@ -208,12 +249,13 @@ class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, AsyncCalls, 
                    wait: bool = False, timeout_ms: int | None = None) -> None:
         """Copy the row that `cache_key` names into row `batch_index` of `kv_cache` (role DECODER).
 
-        Bytes are copied: shapes and dtypes are not compared. Of each selected tensor `size` bytes go from `src_cache_offset` of
-        the source row to `dst_cache_offset` of the destination row; -1 means the rest of the *destination* row. A layer range
-        selects tensors ``start * tensor_num_per_layer`` to ``stop * tensor_num_per_layer - 1``; without one all tensors of that
-        side. A request key is consumed once all its source tensors were pulled; an offset that is given, even 0, keeps it. `heads`
-        takes some of the heads instead of whole rows, and keeps the key, too: other ranks may want the others. Where both sides
-        were given a `kv_tensor_format` and the two differ, that is logged once a link, or with `strict_format` an LLMParamError.
+        Bytes are copied: shapes and dtypes are not compared. Of each selected tensor `size` bytes go from byte `src_cache_offset`
+        of the source row to byte `dst_cache_offset` of the destination row; -1 means the rest of the *destination* row. A layer
+        range selects tensors ``start * tensor_num_per_layer`` to ``stop * tensor_num_per_layer - 1``; without one all tensors of
+        that side. A request key is consumed once all its source tensors were pulled; an offset that is given, even 0, keeps it.
+        `heads` takes some of the heads instead of whole rows, and keeps the key, too: other ranks may want the others. Where both
+        sides were given a `kv_tensor_format` and the two differ, that is logged once a link, or with `strict_format` an
+        LLMParamError.
 
         A key that is not there, or not published yet, is answered at once. With ``wait=True`` it is waited for, and tensors are
         copied as they are published, until `timeout_ms` (from 1 on, None = sync_kv_timeout; for pulls that wait only) is over. A
@@ -280,6 +322,11 @@ class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, AsyncCalls, 
         at once: each goes on when there is something for it, `timeout_ms` (None = sync_kv_timeout) is the deadline of all, and
         all destinations are checked before the first byte. Those that are done when one fails stand in `done_requests` of the
         exception.
+
+        Raises:
+            TypeError: `requests` is no list or tuple of PullRequest.
+            LLMParamError: another role; `timeout_ms`; a source and a destination that do not fit each other.
+            LLMException: as `pull_cache`, of the request in `failed_request`.
         """
         self._check_role("pull_many", LLMRole.DECODER)
         pulls: list[transfer.PullArguments] = [
@@ -298,7 +345,7 @@ class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, AsyncCalls, 
                    size: int = -1, req_id: int | None = None) -> None:
         """Copy a row of `src` into a row of `dst`, both of this process, all tensors, the same `offset` on both sides.
 
-        `size` is bytes of each tensor's row, -1 = the rest of the source row. `req_id` is not used.
+        `offset` and `size` are bytes of each tensor's row, -1 = the rest of the source row. `req_id` is not used.
 
         Raises:
             LLMParamError: an argument, unequal numbers of tensors, bytes that do not fit a row.
@@ -323,6 +370,11 @@ class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, AsyncCalls, 
         """One Tensor a device (so exactly one) over tensor `tensor_index` of the cache: live, read-only through `numpy()`.
 
         To fill a cache use `KvCache.tensors`.
+
+        Raises:
+            TypeError: not a KvCache, or `tensor_index` no int.
+            LLMParamError: a tensor that is not there; a registered cache.
+            LLMException: LLM_KV_CACHE_NOT_EXIST for a deallocated cache, and for one of `create_cpu_cache`.
         """
         self._cluster.check_usable()
         check_kv_cache("cache", cache)

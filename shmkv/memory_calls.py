@@ -35,7 +35,17 @@ class MemoryCalls(ManagerBase):
         return self._register(cache_desc, buffers, is_blocks=False)
 
     def register_blocks_cache(self, cache_desc: CacheDesc, buffers: object) -> KvCache:
-        """The same, as a cache whose rows (dimension 0) are blocks: pulls put blocks into it that its own lists name."""
+        """A blocks cache in memory of the caller, whose rows (dimension 0) are the blocks: `pull_blocks` writes straight into those
+        that it is told. Nothing is copied, and no other process can pull from it. With placement HOST it is what `swap_blocks`
+        copies out to and back from.
+
+        `buffers` are objects as for `register_cache`: one a tensor, of its shape; or with axes in front whose indices count
+        tensors; or flat bytes of whole tensors. The memory is held until `unregister_cache`, or until nobody refers to the cache.
+
+        Raises:
+            TypeError: a buffer with none of the three protocols.
+            LLMParamError: as `register_cache`; a `batch_dim_index` other than 0.
+        """
         return self._register(cache_desc, buffers, is_blocks=True)
 
     def _register(self, cache_desc: CacheDesc, buffers: object, *, is_blocks: bool) -> KvCache:

@@ -13,7 +13,11 @@ class OperatorCalls(ManagerBase):
     def expire(self, older_than_ms: int) -> int:
         """Remove every key of this cluster, request or prefix, that was bound and last published at least `older_than_ms` ago (0:
         all of them), as `remove_cache_key` would: how many. A pull in progress answers as for a removed key, and memory goes when
-        nobody reads it any more. Time is CLOCK_MONOTONIC: setting the clock makes no key older."""
+        nobody reads it any more. Time is CLOCK_MONOTONIC: setting the clock makes no key older.
+
+        Raises:
+            TypeError, LLMParamError: `older_than_ms` is no int from 0 to 2**32 - 1.
+        """
         self._cluster.check_usable()
         check_uint32("older_than_ms", older_than_ms)
         with self._cluster.lock:
@@ -27,6 +31,9 @@ class OperatorCalls(ManagerBase):
         `keys_expired_by_call`: keys that went by their `key_ttl_ms` and by `expire`; `prefix_hits`: pulls and views of rows with a
         prefix key; `prefix_evictions`: caches that went because of `set_prefix_capacity`; `control_bytes`: shared memory of the
         records of caches, rows, keys and of links that others made, which grows with them and goes at finalize.
+
+        Raises:
+            LLMException: LLM_ENGINE_FINALIZED, LLM_FAILED in a forked child.
         """
         self._cluster.check_usable()
         with self._cluster.lock:
@@ -38,6 +45,10 @@ class OperatorCalls(ManagerBase):
 
         It runs on a thread of its own, which exists while there is a callback or a descriptor; what it raises is logged. Each
         lost link is told once; what this process unlinks itself is not, nor a peer that is only stopped (SIGSTOP).
+
+        Raises:
+            TypeError: neither None nor something that can be called.
+            LLMException: LLM_FAILED when the process has no descriptor left for the thread.
         """
         self._cluster.check_usable()
         if callback is not None and not callable(callback):
@@ -46,11 +57,20 @@ class OperatorCalls(ManagerBase):
 
     def link_lost_fd(self) -> int:
         """A descriptor for select, poll, epoll or asyncio: readable while `lost_links` has something to tell. It belongs to the
-        manager, which closes it at finalize; read it by `lost_links` only."""
+        manager, which closes it at finalize; read it by `lost_links` only. The same one each time.
+
+        Raises:
+            LLMException: LLM_FAILED when the process has none left.
+        """
         self._cluster.check_usable()
         return self._watch.descriptor()
 
     def lost_links(self) -> list[tuple[int, str]]:
-        """(remote cluster id, reason) of each link lost since the last call; collected from the first `link_lost_fd` on."""
+        """(remote cluster id, reason as for `on_link_lost`) of each link lost since the last call; collected from the first
+        `link_lost_fd` on.
+
+        Raises:
+            LLMException: LLM_ENGINE_FINALIZED, LLM_FAILED in a forked child.
+        """
         self._cluster.check_usable()
         return self._watch.lost()

@@ -55,7 +55,15 @@ class RegisterCalls(ManagerBase):
 
     def register_blocks_cache(self, cache_desc: CacheDesc, addrs: Sequence[int], blocks_cache_key: BlocksCacheKey | None = None,
                               remote_accessible: bool | None = None) -> Cache:
-        """The same, as a cache whose rows (dimension 0) are blocks."""
+        """A blocks cache in memory of the caller, one address a tensor, whose rows (dimension 0) are the blocks. `blocks_cache_key`
+        names it until `unregister_cache`, one cache a model id. Who can use the memory, and `remote_accessible`: as for
+        `register_cache`.
+
+        Raises:
+            TypeError: an argument.
+            LLMParamError: description (the batch dimension must be 0), addresses, a key that is bound already, remote_accessible
+                after `link`.
+        """
         self._cluster.check_usable()
         check_type("cache_desc", cache_desc, CacheDesc)
         numbers = check_sequence("addrs", addrs, int, containers=(list,))

@@ -28,9 +28,9 @@ class ViewCalls(ManagerBase):
         """Look at the row that `cache_key` names, in the memory of the cluster that filled it (role DECODER). Nothing is copied,
         whatever its size; arrays are read-only.
 
-        Layers, offset and size (bytes, -1 = the rest of the row) select as for `pull_cache`; a key is consumed as by a pull of the
-        same, unless ``consume=False``. `cache_desc` gives the shapes that the arrays have (rows of as many bytes); without one they
-        have one axis of the owner's element type.
+        Layers, `src_cache_offset` and `size` (bytes; size -1 = the rest of the row) select as for `pull_cache`; a key is consumed
+        as by a pull of the same, unless ``consume=False``. `cache_desc` gives the shapes that the arrays have (rows of as many
+        bytes); without one they have one axis of the owner's element type.
 
         The memory is kept until the view is closed or this process dies: the owner's deallocate and recycling wait for it.
 
@@ -103,7 +103,11 @@ class ViewCalls(ManagerBase):
     def set_prefix_capacity(self, nbytes: int | None) -> None:
         """How much memory may be kept by prefix keys alone, after deallocate: bytes, None for no limit (the default). Beyond it the
         least recently used prefixes lose their keys and go; those that are being read, or kept by a view or fork, stay meanwhile.
-        `stats` tells hits and evictions."""
+        `stats` tells hits and evictions.
+
+        Raises:
+            TypeError, LLMParamError: `nbytes` is neither None nor an int from 0 to 2**64 - 1.
+        """
         self._cluster.check_usable()
         if nbytes is not None:
             check_uint64("nbytes", nbytes)

@@ -132,7 +132,10 @@ def _accept(address: str) -> Connection:
     with Listener(address, "AF_UNIX") as listener:
         # Listener has no deadline of its own.
         listener._listener._socket.settimeout(DEADLINE_S)       # type: ignore[attr-defined]
-        return listener.accept()
+        try:
+            return listener.accept()
+        except TimeoutError as error:
+            raise SystemExit(f"no decoder process came within {DEADLINE_S:.0f} s: start it in another terminal") from error
 
 
 def _connect(address: str) -> Connection:
@@ -140,7 +143,7 @@ def _connect(address: str) -> Connection:
     while True:
         try:
             return Client(address, "AF_UNIX")
-        except ConnectionRefusedError:
+        except ConnectionRefusedError as error:
             if time.monotonic() > deadline:
-                raise
+                raise SystemExit(f"no prompt process came within {DEADLINE_S:.0f} s: start it in another terminal") from error
             time.sleep(0.01)            # nobody there yet

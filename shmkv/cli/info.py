@@ -30,7 +30,9 @@ def gather() -> dict[str, Any]:
     return {
         "shmkv": shmkv.__version__, "layout_version": _layout.VERSION, "layout_fingerprint": f"{_layout.FINGERPRINT:#010x}",
         "python": platform.python_version(), "numpy": _version("numpy"), "cython": _cython_version(),
-        "namespace": settings.namespace, **_kernel(settings),
+        "namespace": settings.namespace, **_kernel(settings), "copy": settings.copy,
+        "recycle_bytes": segment.DEFAULT_RECYCLE_NBYTES if settings.recycle_bytes is None else settings.recycle_bytes,
+        "max_leases": settings.max_leases, "async_threads": settings.async_threads, "allow_ptrace": settings.allow_ptrace,
         "cpu_count": os.cpu_count(), "usable_cpus": len(os.sched_getaffinity(0)),
         "shm_total_bytes": segment.total_nbytes(), "shm_free_bytes": segment.free_nbytes(),
         "shmem_huge_pages": _chosen(_text(SHMEM_HUGE_PAGES)), "memory_limit_left_bytes": segment.memory_limit_left(),
@@ -138,12 +140,18 @@ def _print_facts(out: Console, facts: dict[str, Any]) -> None:
         ("copy kernel", f"{facts['kernel']}: {facts['kernel_why']} (supported: {', '.join(facts['supported_kernels'])})"),
         ("streaming stores", f"from {console.size(facts['nt_threshold_bytes'])} a pull"),
         ("copy threads", f"{facts['copy_threads']}, for a pull of {console.size(facts['crew_threshold_bytes'])} or more"),
+        ("copies", _copy_text(facts["copy"])),
+        ("freed segments", f"{console.size(facts['recycle_bytes'])} of them at most are kept for the next caches"),
+        ("leases", f"{facts['max_leases']} on a link at most"),
+        ("asyncio", f"{facts['async_threads']} threads at most"),
         ("CPUs", f"{facts['cpu_count']}, usable by this process: {facts['usable_cpus']}"),
         ("/dev/shm", f"{console.size(facts['shm_total_bytes'])}, free {console.size(facts['shm_free_bytes'])}"),
         ("huge pages", f"shmem_enabled is {facts['shmem_huge_pages'] or 'not known to this kernel'}"),
         ("memory limit", _limit_text(facts["memory_limit_left_bytes"])),
         ("vm.max_map_count", str(facts["max_map_count"])),
         ("peer memory", _reach_text(facts["peer_memory_refusal"])),
+        ("traceable", "by every process of the user, once this one registers memory" if facts["allow_ptrace"] else
+         "by those that the kernel lets"),
     ):
         table.add_row(Text(name, style="bold"), value)
     out.print(table)
@@ -151,6 +159,11 @@ def _print_facts(out: Console, facts: dict[str, Any]) -> None:
 
 def _limit_text(left: int | None) -> str:
     return "no memory cgroup limits this process" if left is None else f"its memory cgroup leaves {console.size(left)}"
+
+
+def _copy_text(copy: str) -> str:
+    """How bytes come out of other processes' segments, and into them."""
+    return "by pread and pwrite calls" if copy == "pread" else "through mapped memory"
 
 
 def _reach_text(refusal: str) -> str:

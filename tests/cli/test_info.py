@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from typing import Any
@@ -39,11 +40,27 @@ def test_kernel_threshold_and_threads_come_from_the_environment(cli: Any) -> Non
     assert found["copy_threads"] == 3
 
 
-@pytest.mark.parametrize(("variable", "value"), [("SHMKV_KERNEL", "z80"), ("SHMKV_COPY_THREADS", "0")])
+def test_every_other_setting_comes_from_the_environment(cli: Any) -> None:
+    names = ("copy", "recycle_bytes", "max_leases", "async_threads", "allow_ptrace")
+    found = facts(cli)
+    assert [found[name] for name in names] == ["memory", 1 << 30, 192, 4, False]
+    environment = {"SHMKV_COPY": "pread", "SHMKV_RECYCLE_BYTES": "0", "SHMKV_MAX_LEASES": "7", "SHMKV_ASYNC_THREADS": "9",
+                   "SHMKV_ALLOW_PTRACE": "1"}
+    found = facts(cli, **environment)
+    assert [found[name] for name in names] == ["pread", 0, 7, 9, True]
+    said = " ".join(cli("info", env=environment).stdout.split())
+    for wanted in ("copies by pread", "freed segments 0 B", "leases 7 on a link", "asyncio 9 threads",
+                   "traceable by every process"):
+        assert wanted in said
+
+
+@pytest.mark.parametrize(("variable", "value"), [
+    ("SHMKV_KERNEL", "z80"), ("SHMKV_COPY_THREADS", "0"), ("SHMKV_COPY", "mmap"), ("SHMKV_MAX_LEASES", "193"),
+])
 def test_variable_that_cannot_be_used_is_one_red_line(cli: Any, variable: str, value: str) -> None:
     done = cli("info", env={variable: value})
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert variable in done.stderr
+    assert re.findall(r"SHMKV_\w+", done.stderr) == [variable], "the one, and no other"
 
 
 def test_facts_for_people(cli: Any) -> None:

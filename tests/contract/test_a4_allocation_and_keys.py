@@ -96,6 +96,14 @@ def test_a4_1_descriptor_that_cannot_be_allocated(here: Here, desc: CacheDesc) -
         manager.allocate_cache(desc)
 
 
+def test_a4_1_private_memory_is_refused_with_the_calls_that_take_it(here: Here) -> None:
+    manager = here("PROMPT").kv_cache_manager
+    desc = CacheDesc(1, [2, 8], DataType.DT_INT8, Placement.HOST)
+    for allocate in (manager.allocate_cache, manager.allocate_blocks_cache):
+        with pytest.raises(LLMParamError, match=r"HOST.*register_cache, register_blocks_cache or create_cpu_cache"):
+            allocate(desc)
+
+
 def test_a4_1_more_memory_than_there_is(here: Here) -> None:
     manager = here("PROMPT").kv_cache_manager
     with pytest.raises(LLMException) as refusal:

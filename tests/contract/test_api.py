@@ -53,6 +53,18 @@ def faults(found: inspect.Signature, contract: inspect.Signature) -> Iterator[st
             yield f"{mine} is not of the contract, and no option"
 
 
+@pytest.mark.parametrize("name", [
+    f"{owner.__name__}.{name}" for owner in (shmkv.LLMDataDist, shmkv.KvCacheManager, shmkv.CacheManager, shmkv.CacheTask)
+    for name, call in inspect.getmembers(owner, inspect.isfunction)
+    if not name.startswith("_") and len(inspect.signature(call).parameters) > 1
+])
+def test_help_of_a_call_stands_by_itself_and_says_what_it_raises(name: str) -> None:
+    owner, call = name.split(".")
+    said = inspect.getdoc(getattr(getattr(shmkv, owner), call)) or ""
+    assert not said.startswith(("The same", "`"))
+    assert "Raises" in said
+
+
 def test_all_names_are_there_and_no_other() -> None:
     assert set(llm_datadist.PACKAGE) == {*api_table.NAMES, "v2_list"}
     assert set(llm_datadist.PACKAGE["v2_list"]) <= api_table.NAMES

@@ -71,6 +71,16 @@ def test_every_byte_is_right(namespace: Namespace, name: str) -> None:
     assert namespace.names() == set(), "nothing is left in /dev/shm"
 
 
+@pytest.mark.parametrize(("role", "other"), [("prompt", "decoder"), ("decoder", "prompt")])
+def test_who_waits_in_vain_says_a_sentence(namespace: Namespace, role: str, other: str) -> None:
+    code = ("import shmkv; shmkv.install_as_llm_datadist(); import common; common.DEADLINE_S = 0.05; "
+            f"common.Meeting(common.Arguments({role!r}, {namespace.name!r}, 1))")
+    done = subprocess.run([sys.executable, "-c", code], cwd=FOLDER, env=namespace.environment({}), capture_output=True, text=True,
+                          timeout=WATCHDOG_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert f"no {other} process came" in done.stderr
+
+
 @pytest.mark.parametrize("name", SAID)
 def test_wrong_bytes_are_noticed(namespace: Namespace, name: str) -> None:
     ended = both(name, namespace, decoder_seed=6)

@@ -1,4 +1,4 @@
-"""Caches of transformers whose keys and values lie in shared memory: `pip install shmkv[transformers]`.
+"""Caches of transformers whose keys and values lie in shared memory: `pip install '.[transformers]'` in a clone.
 
 The prompt's forward writes into them, `handoff` lets others have what it wrote, and `receive` brings that into a cache of another
 process, whose forward goes on behind it:
