@@ -21,11 +21,11 @@ COMMAND = [str(Path(sys.executable).with_name("shmkv")), "run"]
 
 # What a program can see of how it was started.
 LOOKS_AROUND = """
-import json, sys
+import json, os, sys
 if __name__ == "__main__":
     json.dump([sys.argv, sys.path, __name__, __file__, getattr(__spec__, "name", None), __package__, sorted(globals()),
-               sys.flags, sys.warnoptions, sorted(sys._xoptions), sys.executable, sys.stdin.read(), "shmkv" in sys.modules,
-               "numpy" in sys.modules], sys.stdout)
+               sys.flags, sys.warnoptions, sorted(sys._xoptions), os.path.realpath(sys.executable),
+               sys.stdin.read(), "shmkv" in sys.modules, "numpy" in sys.modules], sys.stdout)
 """
 A_REAL_ONE = """
 from pathlib import Path
