@@ -57,9 +57,10 @@ def arena(request: pytest.FixtureRequest, manager: Manager, prompt: Process) -> 
         pytest.skip(str(error))
 
 
-def pulls_on_two(helper: Helper, arena: Arena, at: int, loop: yardstick.Loop) -> list[Contender]:
-    """The pull of the second process, right behind another one, as all others here are measured in a process that is awake; and the
-    first one after that process has slept. None for the small workload, which is too small for two, and if no thread is made."""
+def ways_on_two(helper: Helper, arena: Arena, at: int, loop: yardstick.Loop) -> list[Contender]:
+    """The pull and the bare copy on two threads, both of the second process, each right behind another one, as all others here are
+    measured in a process that is awake; and the first pull after that process has slept. None for the small workload, which is too
+    small for two, and if no thread is made."""
     if arena.workload is SMALL:
         return []
     process = helper.process
@@ -69,12 +70,13 @@ def pulls_on_two(helper: Helper, arena: Arena, at: int, loop: yardstick.Loop) ->
     if process.call("threads") <= helper.threads_at_start:
         return []
     check = partial(process.call, "check")
-    return [Contender(ways.OURS_TWO, partial(_run_there, process, 1), check, threads=2),
-            Contender(ways.OURS_TWO_WOKEN, partial(_run_there, process, 0), check, threads=2)]
+    return [Contender(ways.OURS_TWO, partial(_run_there, process, "pull", 1), check, threads=2),
+            Contender(ways.OURS_TWO_WOKEN, partial(_run_there, process, "pull", 0), check, threads=2),
+            Contender(ways.BARE_TWO, partial(_run_there, process, "bare on two", 1), check, threads=2)]
 
 
-def _run_there(process: Process, first: int, number: int) -> int:
-    return int(process.call("run", way="pull", number=number, first=first))
+def _run_there(process: Process, way: str, first: int, number: int) -> int:
+    return int(process.call("run", way=way, number=number, first=first))
 
 
 def private_ways(arena: Arena, at: int, stack: contextlib.ExitStack) -> Iterator[Contender]:
@@ -102,10 +104,8 @@ def test_workload(arena: Arena, at: int, two_threads: Helper, run: Run, record: 
         stack.callback(two_threads.process.call, "forget")
         loop = yardstick.choose(target, run.rounds(min(workload.rounds, yardstick.ROUNDS)), workload.number)
         others = [target.bare(loop.kernel, loop.streaming), *private_ways(arena, at, stack)]
-        if workload is not SMALL:
-            others.append(target.bare_two(loop.kernel, loop.streaming, stack))
         others += [way for way in (target.prepared(),) if way is not None]
-        others += pulls_on_two(two_threads, arena, at, loop)
+        others += ways_on_two(two_threads, arena, at, loop)
         medians = interleave(benchmark, target.pull(), others, rounds=rounds, number=workload.number)
     row.notes = [f"C: {loop}", above_bare(medians)]
     if ways.OURS_TWO_WOKEN in medians:

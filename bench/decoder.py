@@ -7,10 +7,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import cluster
 import programs
 from contenders import Target
+from measure import Contender
 
 import shmkv
 
@@ -27,6 +29,7 @@ class Decoder:
         self._dist = cluster.join(shmkv.LLMRole.DECODER, cluster_id)
         cluster.link(self._dist, prompt_id)
         self._target: Target | None = None
+        self._parked = contextlib.ExitStack()       # the thread that copies beside this one
         self._calls: dict[str, Callable[[], object]] = {}
         self._prompt_id = prompt_id
         self._stopped = False
@@ -38,10 +41,24 @@ class Decoder:
         self.forget()
         target = Target(self._dist.kv_cache_manager, cluster.Source(**source), num_tensors, row_nbytes, at)  # type: ignore[arg-type]
         self._target = target
-        self._calls = {"pull": target.pull_call(), "bare": target.run_list(kernel, streaming).copy}
+        self._calls = {"pull": target.pull_call(), "bare": target.run_list(kernel, streaming).copy,
+                       "bare on two": self._bare_on_two(partial(target.bare_two, kernel, streaming, self._parked))}
+
+    @staticmethod
+    def _bare_on_two(make: Callable[[], Contender]) -> Callable[[], object]:
+        """The second thread is there from the first go on: before it, `threads` counts those of the library."""
+        made: list[Contender] = []
+
+        def call() -> None:
+            if not made:
+                made.append(make())
+            made[0].run(1)
+
+        return call
 
     def forget(self) -> None:
         if self._target is not None:
+            self._parked.close()
             self._calls.clear()
             self._target.close()
             self._target = None
