@@ -4,12 +4,12 @@
  * Owns: moving nbytes from src to dst. Must not know: plans, segments, locks, threads, thresholds.
  *
  * Rules of every kernel:
- *   - The two ranges never overlap; the caller guarantees it. Copies run forward only, and a kernel may
+ *   - The two ranges never overlap; the caller guarantees it. A kernel may run in either direction, and may
  *     store a byte twice (always with the same value): ends are done by blocks that overlap each other.
  *   - Any alignment of either end, any length, zero included. Nothing outside the two ranges is read or
  *     written. (A prefetch may name an address past the end of src: it loads nothing and cannot fault.)
  *   - All of a block is loaded before any of it is stored, so that a store never holds up a load whose
- *     address agrees with it in the low twelve bits.
+ *     address agrees with it in the low twelve bits. Storing line by line instead cost streaming a fifth.
  *   - "streaming" kernels write whole cache lines past the cache. Such stores are weakly ordered, even
  *     on x86: a later ordinary store may be seen before them. The kernels do not fence. Whoever used one
  *     calls shmkv_copy_fence() once, after the last run and before anything is published.
@@ -189,6 +189,24 @@ SHMKV_AVX2 void shmkv_avx2_short(unsigned char *d, const unsigned char *s, size_
     shmkv_avx2_pair(d, d + n - 32, s, s + n - 32);
 }
 
+/* 1 if a copy that runs forward would load, block by block, what agrees in the low twelve bits with what
+ * it has just stored: dst lies up to 512 bytes after src modulo 4096. Backward it does not. In cache that
+ * takes 5 to 18 % less from 16 bytes on, and up to 20 % more at other distances (AMD, family 17h). */
+static inline int shmkv_trails(const unsigned char *d, const unsigned char *s)
+{
+    return (((uintptr_t)d - (uintptr_t)s - 1) & 4095) < 512;
+}
+
+/* n > 128. The mirror image of the loop below. */
+SHMKV_AVX2 void shmkv_avx2_backward(unsigned char *d, const unsigned char *s, size_t n)
+{
+    size_t tail = (uintptr_t)(d + n) & 31;
+    _mm256_storeu_si256((__m256i *)(d + n - 32), _mm256_loadu_si256((const __m256i *)(s + n - 32)));
+    for (n -= tail; n > 128; n -= 128)
+        shmkv_avx2_block128(d + n - 128, s + n - 128);
+    shmkv_avx2_block128(d, s);
+}
+
 /* Stores are aligned to their own width by the head; 128 bytes a turn were as fast as 256. */
 SHMKV_AVX2 void shmkv_copy_avx2(void *dst, const void *src, size_t n)
 {
@@ -196,6 +214,10 @@ SHMKV_AVX2 void shmkv_copy_avx2(void *dst, const void *src, size_t n)
     const unsigned char *s = src;
     if (n <= 128) {
         shmkv_avx2_short(d, s, n);
+        return;
+    }
+    if (shmkv_trails(d, s)) {
+        shmkv_avx2_backward(d, s, n);
         return;
     }
     size_t head = 32 - ((uintptr_t)d & 31);
@@ -214,6 +236,19 @@ SHMKV_AVX2 void shmkv_avx2_stream_line(unsigned char *d, const unsigned char *s)
     _mm256_stream_si256((__m256i *)(d + 32), b);
 }
 
+/* The same for two lines, all of both loaded first. */
+SHMKV_AVX2 void shmkv_avx2_stream_pair(unsigned char *d, const unsigned char *s)
+{
+    __m256i a = _mm256_loadu_si256((const __m256i *)s);
+    __m256i b = _mm256_loadu_si256((const __m256i *)(s + 32));
+    __m256i c = _mm256_loadu_si256((const __m256i *)(s + 64));
+    __m256i e = _mm256_loadu_si256((const __m256i *)(s + 96));
+    _mm256_stream_si256((__m256i *)d, a);
+    _mm256_stream_si256((__m256i *)(d + 32), b);
+    _mm256_stream_si256((__m256i *)(d + 64), c);
+    _mm256_stream_si256((__m256i *)(d + 96), e);
+}
+
 /* Does not fence. Lines shared with a neighbour (head, tail) are written by ordinary stores, exactly and
  * not by overlap: an ordinary store to a line that is streamed next would throw the line out twice. */
 SHMKV_AVX2 void shmkv_stream_avx2(void *dst, const void *src, size_t n)
@@ -228,8 +263,7 @@ SHMKV_AVX2 void shmkv_stream_avx2(void *dst, const void *src, size_t n)
     shmkv_avx2_short(d, s, head);
     for (d += head, s += head, n -= head; n >= 128; d += 128, s += 128, n -= 128) {
         shmkv_prefetch(s);
-        shmkv_avx2_stream_line(d, s);
-        shmkv_avx2_stream_line(d + 64, s + 64);
+        shmkv_avx2_stream_pair(d, s);
     }
     if (n >= 64) {
         shmkv_avx2_stream_line(d, s);

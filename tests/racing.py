@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import itertools
 import mmap
 import os
 import sys
@@ -133,9 +134,12 @@ class Arena:
         return work
 
     def own(self, rounds: int) -> None:
-        """The owner: keys come and go, the index grows, the cache leaves and its memory is used for the next one."""
+        """The owner: keys come and go, the index grows, the cache leaves and its memory is used for the next one.
+
+        It goes on until the pullers have had as many pulls with bytes as it had rounds: a busy machine may let it run alone.
+        """
         try:
-            for number in range(rounds):
+            for number in itertools.takewhile(lambda number: number < rounds or self.answers.get(0, 0) <= rounds, itertools.count()):
                 self.keys(number)
                 if number % 5 == 0:
                     self.recycle()

@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { ALIGNMENTS = 64, LONGEST = 4096, GUARD = 64, ALL_ALIGNMENTS_UP_TO = 320, CANARY = 0xA5 };
+enum { ALIGNMENTS = 64, LONGEST = 4096, GUARD = 64, ALL_ALIGNMENTS_UP_TO = 320, CANARY = 0xA5, APART = 1024 };
 
 /* These meet all 64 x 64 alignments besides every length up to ALL_ALIGNMENTS_UP_TO. */
 static const size_t long_lengths[] = {383, 384, 385, 511, 512, 513, 767,
@@ -21,7 +21,10 @@ static const size_t long_lengths[] = {383, 384, 385, 511, 512, 513, 767,
 static const size_t some_alignments[] = {0, 1, 16, 31, 33, 63};
 #define COUNT_OF(array) (sizeof(array) / sizeof(array)[0])
 
-static _Alignas(4096) unsigned char source[LONGEST + 2 * ALIGNMENTS];
+/* Modulo 4096 the target begins GUARD bytes after the first source, and as many less APART after the second:
+ * which way a kernel runs may follow from that. */
+static _Alignas(4096) unsigned char source[APART + LONGEST + 2 * ALIGNMENTS];
+static const size_t sources[] = {0, APART};
 static _Alignas(4096) unsigned char target[GUARD + ALIGNMENTS + LONGEST + GUARD];
 static unsigned char canaries[GUARD];
 static long cases;
@@ -61,16 +64,18 @@ static void check_one(shmkv_copy_fn copy, size_t src_offset, size_t dst_offset, 
 
 static void check_all_alignments(shmkv_copy_fn copy, size_t n)
 {
-    for (size_t src_offset = 0; src_offset < ALIGNMENTS; src_offset++)
-        for (size_t dst_offset = 0; dst_offset < ALIGNMENTS; dst_offset++)
-            check_one(copy, src_offset, dst_offset, n);
+    for (size_t i = 0; i < COUNT_OF(sources); i++)
+        for (size_t src_offset = 0; src_offset < ALIGNMENTS; src_offset++)
+            for (size_t dst_offset = 0; dst_offset < ALIGNMENTS; dst_offset++)
+                check_one(copy, sources[i] + src_offset, dst_offset, n);
 }
 
 static void check_some_alignments(shmkv_copy_fn copy, size_t n)
 {
-    for (size_t i = 0; i < COUNT_OF(some_alignments); i++)
-        for (size_t j = 0; j < COUNT_OF(some_alignments); j++)
-            check_one(copy, some_alignments[i], some_alignments[j], n);
+    for (size_t k = 0; k < COUNT_OF(sources); k++)
+        for (size_t i = 0; i < COUNT_OF(some_alignments); i++)
+            for (size_t j = 0; j < COUNT_OF(some_alignments); j++)
+                check_one(copy, sources[k] + some_alignments[i], some_alignments[j], n);
 }
 
 /* Two readable pages between two that fault. */
