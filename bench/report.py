@@ -21,6 +21,7 @@ from typing import Any
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 SHORT_BEGIN, SHORT_END = "<!-- comparison -->", "<!-- /comparison -->"
+L2_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
 SHORT_AT = 0                        # the destination of the short table: where the rows of a cache of ours begin
 BLANK = "-"
 CHARTED = ("ours", "ours, 2 threads", "bare C", "bare C, 2 threads", "numpy", "torch", "torch, 2 threads", "process_vm_readv",
@@ -138,6 +139,14 @@ LEGEND = ("ours: median time of one go; 2 threads, prepared: our other ways; /X:
 # -- the machine -------------------------------------------------------------------------------------------------------
 
 def _cpu() -> str:
+    """Its name, which on a virtual machine says little, and what of it decides how a copy runs."""
+    from shmkv import _copy
+    loops = [name for name in _copy.supported_kernels() if name != "memcpy"]
+    l2 = f"{L2_CACHE.read_text().strip().removesuffix('K')} KiB of L2" if L2_CACHE.exists() else "L2 unknown"
+    return f"{_cpu_name()} ({', '.join(loops)}; {l2})"
+
+
+def _cpu_name() -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith(("model name", "Model")):
             return line.split(":", 1)[1].strip()

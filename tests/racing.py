@@ -139,7 +139,9 @@ class Arena:
         It goes on until the pullers have had as many pulls with bytes as it had rounds: a busy machine may let it run alone.
         """
         try:
-            for number in itertools.takewhile(lambda number: number < rounds or self.answers.get(0, 0) <= rounds, itertools.count()):
+            for number in itertools.count():
+                if number >= rounds and self.answers.get(0, 0) > rounds:
+                    break
                 self.keys(number)
                 if number % 5 == 0:
                     self.recycle()
