@@ -121,6 +121,8 @@ class Waits:
             is_watched = all(self._is_watched(each.handle) for each in armed)
             waits = cast(list[_wait.Ending], [each.wait for each in armed])
             return _wait_any.sleep_any(waits, deadline_ns, is_watched), is_watched
+        except MemoryError as error:
+            raise self._cluster.no_memory("a wait for several rows", error) from error
         finally:
             for number in running:
                 self._running.pop(number, None)

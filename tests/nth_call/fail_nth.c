@@ -376,18 +376,23 @@ int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*
     return REAL(pthread_create)(thread, attributes, body, argument);
 }
 
+#ifndef SYS_futex_waitv
+#define SYS_futex_waitv 449
+#endif
+
 long syscall(long call, ...)
 {
     static long (*next)(long, ...);
     long a[6];
     va_list rest;
-    int i, number, asked = call == SYS_futex && __atomic_load_n(&armed, __ATOMIC_ACQUIRE) && caller_of(CALLER) == EXTENSION;
+    int i, number, sleeps = call == SYS_futex || call == SYS_futex_waitv;
     va_start(rest, call);
     for (i = 0; i < 6; i++) a[i] = va_arg(rest, long);
     va_end(rest);
-    if (asked) {
-        number = (a[1] & 127) == 1 ? next_call("futex wake", CALLER, EFAULT, ENOSYS, 0)
-                                   : next_call("futex wait", CALLER, EINTR, ENOSYS, EAGAIN);
+    if (sleeps && __atomic_load_n(&armed, __ATOMIC_ACQUIRE) && caller_of(CALLER) == EXTENSION) {
+        number = call == SYS_futex_waitv ? next_call("futex waitv", CALLER, EINTR, ENOSYS, EAGAIN)
+                 : (a[1] & 127) == 1 ? next_call("futex wake", CALLER, EFAULT, ENOSYS, 0)
+                                     : next_call("futex wait", CALLER, EINTR, ENOSYS, EAGAIN);
         if (number) FAIL(-1);
     }
     if (!next) next = real("syscall");

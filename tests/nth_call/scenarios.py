@@ -12,6 +12,7 @@ from lend_lives import LendLife
 from lives import Life
 from private_lives import PrivateLife
 from push_lives import PushLife, invite
+from wait_lives import WaitLife
 
 from shmkv import _copy
 from shmkv._futex import LockWord
@@ -127,5 +128,8 @@ SCENARIOS: dict[str, Scenario] = {
     "private memory": Scenario(("pull_private", "push_private"), ("init", "link"), kind=PrivateLife),
     "push": Scenario(("push", "push_blocks"), ("init", "allocate_source"), role="PROMPT", prepare=invite, kind=PushLife),
     "push to its own": Scenario(("push_own",), ("init", "allocate_source", "allocate_target"), role="PROMPT", kind=PushLife),
+    "waits for rows": Scenario(("wait_for_key", "waiting_pull"), LINKED, kind=WaitLife),
+    "waits for many rows": Scenario(("waiting_pulls",), LINKED, kind=WaitLife),
+    "pull_layers": Scenario(("pull_layers",), LINKED, kind=WaitLife),
     "a whole life, again": Scenario((*LINKED, "pull_small", "deallocate", "unlink", "finalize", "init", "link", "finalize")),
 }
