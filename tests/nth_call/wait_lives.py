@@ -11,6 +11,7 @@ import shmkv
 
 ROW = 1
 WAIT_MS = 30
+THERE = shmkv.CacheKeyByIdAndIndex(PEER_ID, SMALL[0], ROW)
 MISSING = [shmkv.CacheKey(PEER_ID, 7000 + number, 0) for number in range(3)]
 
 
@@ -23,20 +24,19 @@ class WaitLife(Life):
 
     def waiting_pull(self) -> None:
         manager = self.dist.kv_cache_manager
-        manager.pull_cache(shmkv.CacheKeyByIdAndIndex(PEER_ID, SMALL[0], ROW), self.caches["small"], ROW, wait=True, timeout_ms=5000)
+        manager.pull_cache(THERE, self.caches["small"], ROW, wait=True, timeout_ms=5000)
         self._compare("small", _expected(SMALL), row=ROW)
         self._in_vain(lambda: manager.pull_cache(MISSING[0], self.caches["small"], 0, wait=True, timeout_ms=WAIT_MS))
 
     def waiting_pulls(self) -> None:
         """One sleep for all that are not there."""
         requests = [shmkv.PullRequest(key, self.caches["small"], 0) for key in MISSING]
-        requests.append(shmkv.PullRequest(shmkv.CacheKeyByIdAndIndex(PEER_ID, SMALL[0], ROW), self.caches["small"], ROW))
+        requests.append(shmkv.PullRequest(THERE, self.caches["small"], ROW))
         self._in_vain(lambda: self.dist.kv_cache_manager.pull_many(requests, wait=True, timeout_ms=WAIT_MS))
         self._compare("small", _expected(SMALL), row=ROW)
 
     def pull_layers(self) -> None:
-        key = shmkv.CacheKeyByIdAndIndex(PEER_ID, SMALL[0], ROW)
-        layers = list(self.dist.kv_cache_manager.pull_layers(key, self.caches["small"], ROW, timeout_ms=5000))
+        layers = list(self.dist.kv_cache_manager.pull_layers(THERE, self.caches["small"], ROW, timeout_ms=5000))
         if layers != list(range(SMALL[1] // 2)):
             self.faults.append(f"layers {layers}")
         self._compare("small", _expected(SMALL), row=ROW)
