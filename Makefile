@@ -16,7 +16,7 @@ demo: $(VENV)/.built
 	@echo "next: source $(BIN)/activate, then the two programs of README.md (or call $(BIN)/python and $(BIN)/shmkv)"
 
 test: $(VENV)/.with-test
-	@$(BIN)/python -m pytest -m "not llm and not engines and not soak"
+	@$(BIN)/python tests/shares.py -m "not llm and not engines and not soak"
 
 # make torture TORTURE='--minutes 10 --kills 10000': what python -m torture --help says.
 torture: $(VENV)/.with-test

@@ -13,14 +13,13 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import builds
 import line_counts
+import shares
 from fuzz import run as fuzz_run
 
 TESTS = Path(__file__).resolve().parent
@@ -114,22 +113,12 @@ def environment(folder: Path, where: Path) -> dict[str, str]:
 
 
 def run_tests(folder: Path, env: dict[str, str], tests: tuple[str, ...]) -> int:
-    """In two processes, so that it takes half as long: gcov locks a file of counts while it adds to it."""
-    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=600", "--rootdir", str(builds.ROOT),
+    """In two processes: gcov locks a file of counts while it adds to it."""
+    pytest = [*shares.PYTEST, "-q", "-p", "no:cacheprovider", "--timeout=600", "--rootdir", str(builds.ROOT),
               "-c", str(builds.ROOT / "pyproject.toml")]
     second = [test for test in tests if test.startswith(SECOND_SHARE)]
-    shares = [share for share in ([test for test in tests if test not in second], second) if share]
-    with ExitStack() as stack:
-        outputs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in shares]
-        started = [stack.enter_context(subprocess.Popen([*pytest, *(str(TESTS / test) for test in share)], cwd=folder, env=env,
-                                                        stdout=output, stderr=subprocess.STDOUT))
-                   for share, output in zip(shares, outputs, strict=True)]
-        status = 0
-        for process, output in zip(started, outputs, strict=True):
-            status |= process.wait()
-            output.seek(0)
-            print(output.read(), flush=True)
-    return status
+    both = [share for share in ([test for test in tests if test not in second], second) if share]
+    return shares.run([[*pytest, *(str(TESTS / test) for test in share)] for share in both], folder, env)
 
 
 def run_races(folder: Path, env: dict[str, str]) -> int:
