@@ -27,6 +27,7 @@ from shmkv.integrations.vllm.scheduler import SchedulerSide
 from shmkv.integrations.vllm.settings import ConnectorSettings
 from shmkv.integrations.vllm.sharing import Shared, open_shared
 from shmkv.integrations.vllm.vllm_log import speak_in_vllms_log
+from shmkv.integrations.vllm.weights import Adapters
 from shmkv.integrations.vllm.worker import WorkerSide
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class ShmkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._counters, self._peers = self._shared.counters, self._shared.peers
         self._worker: WorkerSide | None = None
         self._scheduler: SchedulerSide | None = None
+        self._adapters = Adapters()
         if role == KVConnectorRole.SCHEDULER:
             groups = self._identity.groups
             most = most_blocks(self._settings.capacity_bytes, groups) if self._produces else 0
@@ -128,7 +130,8 @@ class ShmkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     # -- the scheduler's side -------------------------------------------------------------------------------------------
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        return self._for_scheduler.match(request.request_id, prompt_of(request), request.num_tokens, num_computed_tokens)
+        prompt = prompt_of(request, self._adapters)
+        return self._for_scheduler.match(request.request_id, prompt, request.num_tokens, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         self._for_scheduler.allocated(request.request_id, blocks.get_block_ids(), num_external_tokens)

@@ -13,6 +13,7 @@ from shmkv.integrations.vllm.block_keys import Media, Prompt
 from shmkv.integrations.vllm.identity import CacheIdentity, GroupLayout
 from shmkv.integrations.vllm.layers import Bytes, Layers
 from shmkv.integrations.vllm.plans import ScheduledRequest
+from shmkv.integrations.vllm.weights import Adapters, weights_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -69,10 +70,22 @@ def identity_of(config: VllmConfig, caches: KVCacheConfig) -> CacheIdentity:
     settings = json.dumps(model.hf_config.to_dict(), sort_keys=True, default=str)
     return CacheIdentity(
         model=f"{model.model}@{model.revision}", model_digest=hashlib.sha256(settings.encode()).hexdigest()[:16],
-        weights=f"{model.dtype}, quantization {model.quantization}", layout=str(caches.kv_cache_layout),
-        attention=_attention(config, caches), engine=vllm.__version__, block_size=spec_of(caches).block_size,
+        weights=f"{model.dtype}, quantization {model.quantization}", weight_files=_weight_files(config),
+        layout=str(caches.kv_cache_layout), attention=_attention(config, caches), engine=vllm.__version__,
+        block_size=spec_of(caches).block_size,
         num_shards=config.parallel_config.tensor_parallel_size,
         groups=tuple(layout_of(group) for group in caches.kv_cache_groups))
+
+
+def _weight_files(config: VllmConfig) -> str:
+    """Where the weights came from, and a digest of those files: of the model, and of the one that drafts for it, whose layers have
+    blocks as well. Dummy weights come from no file."""
+    load, draft = config.load_config, getattr(config.speculative_config, "draft_model_config", None)
+    models = [config.model_config, *([] if draft is None else [draft])]
+    if str(load.load_format) == "dummy":
+        return f"dummy, seed {config.model_config.seed}"
+    return f"{load.load_format}: " + ", ".join(
+        weights_of(getattr(model, "model_weights", "") or model.model, model.revision, load.download_dir) for model in models)
 
 
 def _attention(config: VllmConfig, caches: KVCacheConfig) -> str:
@@ -86,12 +99,18 @@ def _attention(config: VllmConfig, caches: KVCacheConfig) -> str:
         return f"unknown, {torch.backends.cpu.get_cpu_capability()}"
 
 
-def prompt_of(request: Request) -> Prompt | None:
-    """What the blocks of a request depend on; None for a prompt that is not made of tokens."""
+def prompt_of(request: Request, adapters: Adapters) -> Prompt | None:
+    """What the blocks of a request depend on; None for a prompt that is not made of tokens, or an adapter that is no more
+    what it was."""
     if request.prompt_token_ids is None or request.prompt_embeds is not None:
         return None
     adapter = request.lora_request
-    lora = None if adapter is None else (adapter.lora_name, adapter.lora_path)
+    lora: tuple[str, ...] | None = None
+    if adapter is not None:
+        weights = adapters.weights_of(adapter.lora_path)
+        if weights is None:
+            return None
+        lora = (adapter.lora_name, adapter.lora_path, weights)
     media = tuple(Media(str(each.identifier), each.mm_position.offset, each.mm_position.length)
                   for each in request.mm_features or ())
     return Prompt(request.prompt_token_ids, request.cache_salt, lora, media)
