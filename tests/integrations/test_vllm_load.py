@@ -16,6 +16,7 @@ from vllm_ends import DEADLINE_S, ROW, StartConsumer, StartProducer, finished_of
 from vllm_parts import GROUP, IDENTITY, hashes, load, random_layers, run_step
 
 from shmkv.integrations.vllm import loader
+from shmkv.integrations.vllm.plans import StepPlan
 from shmkv.integrations.vllm.worker import WorkerSide
 
 
@@ -200,6 +201,27 @@ def test_the_time_of_a_load_beside_the_batch_begins_with_its_turn(producer: Star
     assert c.worker.take_failed_blocks() == {3}
     assert [bool(job.failed) for job in jobs] == [not is_async] * 2
     assert c.has(p.layers, [6, 7], [4, 5]) == is_async
+
+
+@pytest.mark.parametrize("produces", [False, True])
+def test_a_load_that_is_under_way_when_all_is_forgotten_has_failed(producer: StartProducer, consumer: StartConsumer,
+                                                                   monkeypatch: pytest.MonkeyPatch, produces: bool) -> None:
+    """Its blocks were published before; those of the next load are not."""
+    p, names = producer(), hashes(2)
+    p.store(names, [5, 6])
+    c, first = consumer(produces=produces), HeldLoad()
+    c.wait_for(p.cluster_id)
+    first.install(c.shared.endpoint, monkeypatch)
+    c.worker.start_loads(load(names[:1], [3], is_async=True, request_id="first"))
+    assert first.stands.wait(DEADLINE_S)
+    run_step(c.worker, StepPlan(forget=True))
+    first.goes_on.set()
+    assert finished_of(c.worker) == {"first"}
+    assert c.worker.take_failed_blocks() == {3}
+    run_step(c.worker, load(names, [3, 4], is_async=True, request_id="second"))
+    assert finished_of(c.worker) == {"second"}
+    assert c.worker.take_failed_blocks() == set()
+    assert c.has(p.layers, [5, 6], [3, 4])
 
 
 def test_an_engine_that_ends_waits_for_the_load_under_way_alone(producer: StartProducer, consumer: StartConsumer,

@@ -19,7 +19,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from shmkv.errors import LLMException, LLMStatusCode
 from shmkv.integrations.vllm.block_keys import key_words
-from shmkv.integrations.vllm.from_vllm import check_supported, groups_of, identity_of, prompt_of, scheduled_of
+from shmkv.integrations.vllm.from_vllm import check_supported, groups_of, identity_of, prompt_of, reads_prefixes, scheduled_of
 from shmkv.integrations.vllm.metrics import ShmkvMetrics, ShmkvStats
 from shmkv.integrations.vllm.plans import StepPlan
 from shmkv.integrations.vllm.publisher import most_blocks
@@ -130,8 +130,9 @@ class ShmkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     # -- the scheduler's side -------------------------------------------------------------------------------------------
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        prompt = prompt_of(request, self._adapters)
-        return self._for_scheduler.match(request.request_id, prompt, request.num_tokens, num_computed_tokens)
+        side = self._for_scheduler
+        prompt = None if request.request_id in side else prompt_of(request, self._adapters)
+        return side.match(request.request_id, prompt, request.num_tokens, num_computed_tokens, reads=reads_prefixes(request))
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         self._for_scheduler.allocated(request.request_id, blocks.get_block_ids(), num_external_tokens)
@@ -148,7 +149,8 @@ class ShmkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return self.request_finished(request, block_ids[0])
 
     def reset_cache(self) -> bool | None:
-        """Remove what this engine has published, before its next step. Other engines have to be told themselves."""
+        """Remove what this engine has published, before its next step loads anything; until then nothing is found for a prompt,
+        and what is being loaded has failed. Other engines have to be told themselves."""
         self._for_scheduler.forget()
         return True
 

@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import torch
-import vllm
 
 from shmkv.errors import LLMParamError
 from shmkv.integrations.vllm.block_keys import Media, Prompt
@@ -66,18 +65,20 @@ def layout_of(group: KVCacheGroupSpec) -> GroupLayout:
 
 def identity_of(config: VllmConfig, caches: KVCacheConfig) -> CacheIdentity:
     """The same in scheduler and worker, and in every engine that computes the same blocks."""
+    import vllm  # here, for nothing else in this file needs it
+
     model = config.model_config
     settings = json.dumps(model.hf_config.to_dict(), sort_keys=True, default=str)
     return CacheIdentity(
         model=f"{model.model}@{model.revision}", model_digest=hashlib.sha256(settings.encode()).hexdigest()[:16],
-        weights=f"{model.dtype}, quantization {model.quantization}", weight_files=_weight_files(config),
+        weights=f"{model.dtype}, quantization {model.quantization}", weight_files=weight_files_of(config),
         layout=str(caches.kv_cache_layout), attention=_attention(config, caches), engine=vllm.__version__,
         block_size=spec_of(caches).block_size,
         num_shards=config.parallel_config.tensor_parallel_size,
         groups=tuple(layout_of(group) for group in caches.kv_cache_groups))
 
 
-def _weight_files(config: VllmConfig) -> str:
+def weight_files_of(config: VllmConfig) -> str:
     """Where the weights came from, and a digest of those files: of the model, and of the one that drafts for it, whose layers have
     blocks as well. Dummy weights come from no file."""
     load, draft = config.load_config, getattr(config.speculative_config, "draft_model_config", None)
@@ -114,6 +115,14 @@ def prompt_of(request: Request, adapters: Adapters) -> Prompt | None:
     media = tuple(Media(str(each.identifier), each.mm_position.offset, each.mm_position.length)
                   for each in request.mm_features or ())
     return Prompt(request.prompt_token_ids, request.cache_salt, lora, media)
+
+
+def reads_prefixes(request: Request) -> bool:
+    """May the beginning of a prompt come from elsewhere? Not where something is asked of each of its tokens, such as their
+    logprobs, which only a forward gives. vLLM's own cache is left out for such a request as well."""
+    params = request.sampling_params
+    asked = [getattr(params, name, None) for name in ("prompt_logprobs", "prompt_logprob_token_ids")]
+    return not getattr(request, "skip_reading_prefix_cache", asked != [None, None])
 
 
 def scheduled_of(output: SchedulerOutput) -> list[ScheduledRequest]:
