@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 from shmkv.integrations.vllm.block_keys import block_hashes
 from shmkv.integrations.vllm.from_vllm import prompt_of, reads_prefixes, weight_files_of
 from shmkv.integrations.vllm.weights import UNKNOWN, Adapters, weights_of

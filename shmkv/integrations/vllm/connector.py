@@ -19,6 +19,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from shmkv.errors import LLMException, LLMStatusCode
 from shmkv.integrations.vllm.block_keys import key_words
+from shmkv.integrations.vllm.contract import untested
 from shmkv.integrations.vllm.from_vllm import check_supported, groups_of, identity_of, prompt_of, reads_prefixes, scheduled_of
 from shmkv.integrations.vllm.metrics import ShmkvMetrics, ShmkvStats
 from shmkv.integrations.vllm.plans import StepPlan
@@ -77,6 +78,8 @@ class ShmkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._scheduler: SchedulerSide | None = None
         self._adapters = Adapters()
         if role == KVConnectorRole.SCHEDULER:
+            if sentence := untested(self._identity.engine):
+                log.warning("%s", sentence)
             groups = self._identity.groups
             most = most_blocks(self._settings.capacity_bytes, groups) if self._produces else 0
             # Of a load within the batch that fails vLLM can be told by block ids alone.

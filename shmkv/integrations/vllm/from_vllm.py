@@ -1,11 +1,10 @@
-"""From vLLM's configuration, requests and tensors to plain values. Knows vLLM and torch, and no cluster."""
+"""From vLLM's configuration, requests and tensors to plain values. Knows vLLM and torch, and no cluster; imports them where it needs
+more of them than the objects that it is given."""
 from __future__ import annotations
 
 import hashlib
 import json
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from shmkv.errors import LLMParamError
 from shmkv.integrations.vllm.block_keys import Media, Prompt
@@ -15,6 +14,7 @@ from shmkv.integrations.vllm.plans import ScheduledRequest
 from shmkv.integrations.vllm.weights import Adapters, weights_of
 
 if TYPE_CHECKING:
+    import torch
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -65,7 +65,7 @@ def layout_of(group: KVCacheGroupSpec) -> GroupLayout:
 
 def identity_of(config: VllmConfig, caches: KVCacheConfig) -> CacheIdentity:
     """The same in scheduler and worker, and in every engine that computes the same blocks."""
-    import vllm  # here, for nothing else in this file needs it
+    import vllm
 
     model = config.model_config
     settings = json.dumps(model.hf_config.to_dict(), sort_keys=True, default=str)
@@ -97,6 +97,8 @@ def _attention(config: VllmConfig, caches: KVCacheConfig) -> str:
 
         return str(_get_attn_isa(config.model_config.dtype, spec.block_size, spec.head_size, config.cache_config.cache_dtype))
     except ImportError:
+        import torch
+
         return f"unknown, {torch.backends.cpu.get_cpu_capability()}"
 
 
@@ -144,6 +146,8 @@ def groups_of(tensors: dict[str, torch.Tensor], caches: KVCacheConfig) -> list[L
 
 def bytes_of(tensors: dict[str, torch.Tensor], num_blocks: int) -> dict[str, Bytes]:
     """The tensors of layers as [blocks, bytes of a block], the same memory. Layers that share a tensor are there once."""
+    import torch
+
     layers: dict[str, Bytes] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
