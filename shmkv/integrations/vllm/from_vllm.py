@@ -1,5 +1,5 @@
-"""From vLLM's configuration, requests and tensors to plain values. Knows vLLM and torch, and no cluster; imports them where it needs
-more of them than the objects that it is given."""
+"""From vLLM's configuration, requests and tensors to plain values. Knows vLLM and torch, and no cluster; imports them where it
+needs more of them than the objects that it is given."""
 from __future__ import annotations
 
 import hashlib
