@@ -75,7 +75,7 @@ def speed_text(row: Row) -> str:
     return f"{row.nbytes / row.ours:.1f}" if row.nbytes and row.ours else BLANK
 
 
-GROUPS = ("workloads", "small pulls", "decoders", "views", "streaming", "index", "cycles", "lock", "loops")
+GROUPS = ("workloads", "small pulls", "decoders", "views", "streaming", "index", "look-ups", "cycles", "lock", "loops")
 
 
 def sort(rows: list[Row]) -> list[Row]:

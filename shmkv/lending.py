@@ -4,6 +4,7 @@ exceptions here, as in `transfer.py`.
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple, Protocol, cast
 
@@ -13,7 +14,7 @@ from shmkv._mapping import Region
 from shmkv.cluster import Cluster
 from shmkv.data_type import DataType
 from shmkv.errors import LLMException, LLMParamError, LLMStatusCode
-from shmkv.keys import CacheKey
+from shmkv.keys import CacheKey, KeyWords
 from shmkv.link import Links
 from shmkv.own_cache import OwnCache
 from shmkv.own_pull import find_own
@@ -179,8 +180,33 @@ def contains(cluster: Cluster, links: Links, key: CacheKey) -> bool:
     """Would a pull find this key now? Takes no lock."""
     handle = links.handle(key.cluster_id)
     if handle is None and key.cluster_id == cluster.cluster_id:
-        with cluster.lock:
-            found = cluster.caches.sources.by_key(key.words)
-            return not isinstance(found, int) and cluster.caches.sources.is_published(found[0], found[1], 0, -1)
+        return _has_itself(cluster, key.words)
     links.check(key.cluster_id)
     return handle is not None and bool(_lookup.is_published(handle.directory, key.words))
+
+
+def holder(cluster: Cluster, links: Links, words: KeyWords, cluster_ids: Iterable[int]) -> int | None:
+    """The first of these clusters where a pull would find a key now. Those that are gone, or not linked to, have nothing. Takes no
+    lock of a peer."""
+    for cluster_id in cluster_ids:
+        handle = links.handle(cluster_id)
+        if handle is None:
+            if cluster_id == cluster.cluster_id and _has_itself(cluster, words):
+                return cluster_id
+        elif _lookup.is_published(handle.directory, words) and _is_usable(links, cluster_id):
+            return cluster_id
+    return None
+
+
+def _has_itself(cluster: Cluster, words: KeyWords) -> bool:
+    with cluster.lock:
+        found = cluster.caches.sources.by_key(words)
+        return not isinstance(found, int) and cluster.caches.sources.is_published(found[0], found[1], 0, -1)
+
+
+def _is_usable(links: Links, cluster_id: int) -> bool:
+    try:
+        links.check(cluster_id)
+    except LLMException:
+        return False
+    return True

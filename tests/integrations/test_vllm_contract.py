@@ -1,15 +1,28 @@
 """The comparison with vLLM's base class: what it says of one that is as it was, and of one that is not. Without vLLM."""
 from __future__ import annotations
 
+import ast
 import logging
 import logging.handlers
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from shmkv.integrations import vllm
-from shmkv.integrations.vllm.contract import ABSTRACT, HYBRID, OPTIONAL, TESTED_VERSIONS, Calls, differences
+from shmkv.integrations.vllm.contract import (
+    ABSTRACT,
+    HYBRID,
+    NAMES,
+    OPTIONAL,
+    TESTED_VERSIONS,
+    Calls,
+    differences,
+    missing,
+    untested,
+)
 from shmkv.integrations.vllm.vllm_log import speak_in_vllms_log
 
 Changes = dict[str, Callable[..., None] | None]
@@ -50,6 +63,49 @@ def test_what_changed_for_models_with_several_groups_is_said_too() -> None:
     assert differences(BASE, changed) == [
         "request_finished_all_groups takes (request), ShmkvConnector was written for (request, block_ids) "
         f"(written for {TESTED_VERSIONS})"]
+
+
+def imported_from_vllm() -> dict[str, set[str]]:
+    """What the files of the connector import of vLLM as soon as they are imported themselves."""
+    found: dict[str, set[str]] = {}
+    for path in Path(vllm.__file__).parent.glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vllm"):
+                found.setdefault(str(node.module), set()).update(name.name for name in node.names)
+            assert not isinstance(node, ast.Import) or not any(name.name.startswith("vllm") for name in node.names)
+    return found
+
+
+def test_all_names_of_vllm_that_are_imported_are_in_the_list() -> None:
+    assert imported_from_vllm() == {module: set(names) for module, names in NAMES.items()}
+
+
+def test_a_name_that_is_somewhere_else_now_is_said_in_a_sentence() -> None:
+    written = f"(written for {TESTED_VERSIONS})"
+    assert missing({"json": ("loads", "dumps")}) == []
+    assert missing({"json": ("loads", "reads"), "json.elsewhere": ("dumps",)}) == [
+        f"json has no reads any more {written}", f"json.elsewhere cannot be imported: No module named 'json.elsewhere' {written}"]
+
+
+def test_the_connector_of_an_engine_that_has_moved_what_it_needs_says_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm.v1.metrics.cache_hit_source", None)
+    monkeypatch.delitem(sys.modules, "shmkv.integrations.vllm.connector", raising=False)
+    with pytest.raises(ImportError, match=r"vllm\.v1\.metrics\.cache_hit_source cannot be imported: .*written for vllm >= 0\.32"):
+        _ = vllm.ShmkvConnector
+
+
+@pytest.mark.parametrize(("version", "is_tested"), [
+    ("0.32.0", True), ("0.32.1", True), ("0.32.0rc1+cpu", True), ("0.31.9", False), ("0.33.0", False), ("0.33.0rc1", False),
+    ("1.32.0", False), ("dev", False)])
+def test_a_version_that_it_was_not_tested_with_is_said(version: str, is_tested: bool) -> None:
+    said = untested(version)
+    assert (said is None) == is_tested
+    assert is_tested or f"tested with {TESTED_VERSIONS}, and this is {version}:" in str(said)
+
+
+def test_the_versions_are_those_of_the_extra() -> None:
+    project = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
+    assert f'vllm = ["{TESTED_VERSIONS.replace(" ", "")}"]' in project
 
 
 def hears(monkeypatch: pytest.MonkeyPatch, name: str) -> logging.handlers.BufferingHandler:

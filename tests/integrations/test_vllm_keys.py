@@ -62,9 +62,9 @@ def test_media_are_in_the_blocks_that_they_touch_and_in_those_behind() -> None:
 
 
 @pytest.mark.parametrize("change", [
-    {"model": "other"}, {"model_digest": "x"}, {"weights": "x"}, {"cache_dtype": "float16"}, {"layout": "x"}, {"attention": "amx"},
-    {"engine": "0.33.0"}, {"block_size": 8}, {"block_nbytes": 1024}, {"num_layers": 4}, {"num_kv_heads": 1}, {"head_size": 64},
-    {"num_shards": 2}, {"window": 8}])
+    {"model": "other"}, {"model_digest": "x"}, {"weights": "x"}, {"weight_files": "x"}, {"cache_dtype": "float16"}, {"layout": "x"},
+    {"attention": "amx"}, {"engine": "0.33.0"}, {"block_size": 8}, {"block_nbytes": 1024}, {"num_layers": 4}, {"num_kv_heads": 1},
+    {"head_size": 64}, {"num_shards": 2}, {"window": 8}])
 def test_whatever_differs_gives_other_names_and_is_told(change: dict[str, Any]) -> None:
     other = other_identity(**change)
     assert other.seed() != SEED

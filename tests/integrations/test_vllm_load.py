@@ -16,6 +16,8 @@ from vllm_ends import DEADLINE_S, ROW, StartConsumer, StartProducer, finished_of
 from vllm_parts import GROUP, IDENTITY, hashes, load, random_layers, run_step
 
 from shmkv.integrations.vllm import loader
+from shmkv.integrations.vllm.block_keys import key_words
+from shmkv.integrations.vllm.plans import StepPlan
 from shmkv.integrations.vllm.worker import WorkerSide
 
 
@@ -57,6 +59,38 @@ def test_blocks_of_several_producers_in_one_load(producer: StartProducer, consum
     run_step(c.worker, load(names, [0, 1, 2, 3]))
     assert c.has(one.layers, [1, 2], [0, 1])
     assert c.has(other.layers, [3, 4], [2, 3])
+
+
+@pytest.mark.parametrize("produces", [False, True])
+def test_a_block_is_looked_for_first_where_the_last_one_was(producer: StartProducer, consumer: StartConsumer,
+                                                            monkeypatch: pytest.MonkeyPatch, namespace: Namespace,
+                                                            produces: bool) -> None:
+    one, other, names = producer(seed=1), producer(seed=2), hashes(4)
+    one.store(names[:1], [1])
+    other.store(names[1:3], [3, 4])
+    c = consumer(produces=produces)
+    wait_until(lambda: len(c.shared.peers.usable) == 3)
+    asked: list[tuple[int, ...]] = []
+    holder = c.shared.endpoint.holder
+
+    def noting(words: tuple[int, int], cluster_ids: tuple[int, ...]) -> int | None:
+        asked.append(cluster_ids)
+        return holder(words, cluster_ids)
+
+    monkeypatch.setattr(c.shared.endpoint, "holder", noting)
+    clusters = [one.cluster_id, other.cluster_id, other.cluster_id, None, one.cluster_id]
+    for name, cluster_id in zip([*names, names[0]], clusters, strict=True):
+        assert c.shared.peers.find(key_words(name, 0, 0)) == cluster_id
+    everybody = {one.cluster_id, other.cluster_id} | ({c.shared.endpoint.cluster_id} if produces else set())
+    assert all(set(each) == everybody and len(each) == len(everybody) for each in asked)
+    assert [each[0] for each in asked[1:]] == [one.cluster_id] + [other.cluster_id] * 3
+    # One that died has nothing, and the next one is asked.
+    one.store(names[3:], [2])
+    other.store(names[3:], [5])
+    other.kill()
+    assert c.shared.peers.find(key_words(names[3], 0, 0)) == one.cluster_id
+    assert c.shared.peers.find(key_words(names[1], 0, 0)) is None
+    namespace.somebody_died = True
 
 
 def test_each_rank_publishes_and_pulls_its_own_part_of_a_block(producer: StartProducer, consumer: StartConsumer,
@@ -200,6 +234,27 @@ def test_the_time_of_a_load_beside_the_batch_begins_with_its_turn(producer: Star
     assert c.worker.take_failed_blocks() == {3}
     assert [bool(job.failed) for job in jobs] == [not is_async] * 2
     assert c.has(p.layers, [6, 7], [4, 5]) == is_async
+
+
+@pytest.mark.parametrize("produces", [False, True])
+def test_a_load_that_is_under_way_when_all_is_forgotten_has_failed(producer: StartProducer, consumer: StartConsumer,
+                                                                   monkeypatch: pytest.MonkeyPatch, produces: bool) -> None:
+    """Its blocks were published before; those of the next load are not."""
+    p, names = producer(), hashes(2)
+    p.store(names, [5, 6])
+    c, first = consumer(produces=produces), HeldLoad()
+    c.wait_for(p.cluster_id)
+    first.install(c.shared.endpoint, monkeypatch)
+    c.worker.start_loads(load(names[:1], [3], is_async=True, request_id="first"))
+    assert first.stands.wait(DEADLINE_S)
+    run_step(c.worker, StepPlan(forget=True))
+    first.goes_on.set()
+    assert finished_of(c.worker) == {"first"}
+    assert c.worker.take_failed_blocks() == {3}
+    run_step(c.worker, load(names, [3, 4], is_async=True, request_id="second"))
+    assert finished_of(c.worker) == {"second"}
+    assert c.worker.take_failed_blocks() == set()
+    assert c.has(p.layers, [5, 6], [3, 4])
 
 
 def test_an_engine_that_ends_waits_for_the_load_under_way_alone(producer: StartProducer, consumer: StartConsumer,

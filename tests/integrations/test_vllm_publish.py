@@ -111,6 +111,37 @@ def test_forgetting_keeps_the_card(producer: StartProducer, consumer: StartConsu
     assert not found(c.shared, names[0])
 
 
+def test_a_step_that_forgets_does_so_before_it_loads(consumer: StartConsumer) -> None:
+    """The bytes that were published before are of other weights: neither they nor a part of them may come."""
+    c, names = consumer(produces=True), hashes(2)
+    run_step(c.worker, store(names, [4, 5]))
+    for array in c.layers.arrays:
+        array ^= 0xFF                           # computed anew
+    before = [array.copy() for array in c.layers.arrays]
+    plan = StepPlan(load(names, [0, 1]).loads, store(names, [4, 5]).stores, forget=True)
+    c.worker.start_loads(plan)
+    assert c.worker._job is not None
+    c.worker._job.wait()                        # it had all the time that it wants
+    run_step(c.worker, plan)
+    assert c.worker.take_failed_blocks() == {0, 1}
+    assert all(np.array_equal(array, old) for array, old in zip(c.layers.arrays, before, strict=True))
+    run_step(c.worker, load(names, [0, 1]))
+    assert c.has(c.layers, [4, 5], [0, 1])
+
+
+def test_a_step_forgets_once_wherever_its_loads_begin(consumer: StartConsumer) -> None:
+    """Loads beside the batch are begun when the forward is over, and its blocks are there then."""
+    c, names = consumer(produces=True), hashes(3)
+    run_step(c.worker, store(names[:1], [4]))
+    for _ in range(2):
+        plan = StepPlan(stores=store(names[1:], [5, 6]).stores, forget=True)
+        for name in NAMES:
+            c.worker.save_layer(plan, name)
+        c.worker.start_loads(plan)
+        c.worker.end_step(plan)
+        assert [found(c.shared, name) for name in names] == [False, True, True]
+
+
 def test_what_was_computed_from_a_failed_load_is_not_published(consumer: StartConsumer) -> None:
     c, names = consumer(produces=True), hashes(3)
     garbage = StepPlan(load(names[:1], [4]).loads, (Store("r", places(names[1:2], [5]), (4,), (5,)),))

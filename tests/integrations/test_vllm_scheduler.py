@@ -179,6 +179,35 @@ def test_forgetting_is_told_with_the_next_step_and_once() -> None:
     assert house.side.plan([]) == StepPlan()
 
 
+def test_nothing_is_found_until_the_step_that_forgets() -> None:
+    """What is to be removed is there until then."""
+    house = House(produces=True, is_async=True)
+    house.there.update(HASHES)
+    assert house.side.match("r", PROMPT, len(TOKENS), 0) == (16, True)
+    house.side.forget()
+    for request_id in ("r", "new"):
+        assert house.side.match(request_id, PROMPT, len(TOKENS), 0) == (0, False)
+    assert house.plan(0, 18, [1, 2, 3, 4, 5]).forget
+    assert house.side.match("new", PROMPT, len(TOKENS), 0) == (16, True)
+
+
+def test_a_request_that_may_not_read_is_computed_and_stored() -> None:
+    house = House(produces=True)
+    house.there.update(HASHES)
+    assert house.side.match("r", PROMPT, len(TOKENS), 0, reads=False) == (0, False)
+    (store,) = house.plan(0, 18, [1, 2, 3, 4, 5]).stores
+    assert store.blocks == tuple(map(BlockPlace, HASHES, [1, 2, 3, 4]))
+
+
+def test_the_prompt_of_a_request_is_needed_once() -> None:
+    house = House()
+    house.there.update(HASHES)
+    assert "r" not in house.side
+    house.side.match("r", PROMPT, len(TOKENS), 0)
+    assert "r" in house.side
+    assert house.side.match("r", None, len(TOKENS), 0) == (16, False)
+
+
 def test_counts_add_up_and_are_taken_once() -> None:
     counters = Counters()
     counters.add(loaded_blocks=2, loaded_bytes=3_000_000)

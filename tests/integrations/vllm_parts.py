@@ -16,8 +16,8 @@ NAMES = ("layer.0", "layer.1", "layer.2")
 BLOCK_NBYTES = 512
 GROUP = GroupLayout(window=0, cache_dtype="bfloat16", block_nbytes=BLOCK_NBYTES, num_layers=len(NAMES), num_kv_heads=2,
                     head_size=32)
-IDENTITY = CacheIdentity(model="m", model_digest="d", weights="w", layout="LBHNC", attention="vec", engine="0.32.0", block_size=4,
-                         num_shards=1, groups=(GROUP,))
+IDENTITY = CacheIdentity(model="m", model_digest="d", weights="w", weight_files="f", layout="LBHNC", attention="vec",
+                         engine="0.32.0", block_size=4, num_shards=1, groups=(GROUP,))
 
 
 def other_identity(**changes: Any) -> CacheIdentity:

@@ -13,5 +13,10 @@ __all__ = ["ShmkvConnector"]
 def __getattr__(name: str) -> Any:
     if name != "ShmkvConnector":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from shmkv.integrations.vllm.connector import ShmkvConnector
+    try:
+        from shmkv.integrations.vllm.connector import ShmkvConnector
+    except ImportError as error:
+        from shmkv.integrations.vllm.contract import missing
+
+        raise ImportError("; ".join(missing()) or str(error)) from error
     return ShmkvConnector

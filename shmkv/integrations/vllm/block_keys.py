@@ -26,11 +26,11 @@ class Media(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """What the blocks of a request depend on. `lora`: name and path of the adapter."""
+    """What the blocks of a request depend on. `lora`: name and path of the adapter, and a digest of its weights."""
 
     token_ids: Sequence[int]
     cache_salt: str | None = None
-    lora: tuple[str, str] | None = None
+    lora: tuple[str, ...] | None = None
     media: tuple[Media, ...] = ()
 
 

@@ -19,7 +19,8 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from shmkv.errors import LLMException, LLMStatusCode
 from shmkv.integrations.vllm.block_keys import key_words
-from shmkv.integrations.vllm.from_vllm import check_supported, groups_of, identity_of, prompt_of, scheduled_of
+from shmkv.integrations.vllm.contract import untested
+from shmkv.integrations.vllm.from_vllm import check_supported, groups_of, identity_of, prompt_of, reads_prefixes, scheduled_of
 from shmkv.integrations.vllm.metrics import ShmkvMetrics, ShmkvStats
 from shmkv.integrations.vllm.plans import StepPlan
 from shmkv.integrations.vllm.publisher import most_blocks
@@ -27,6 +28,7 @@ from shmkv.integrations.vllm.scheduler import SchedulerSide
 from shmkv.integrations.vllm.settings import ConnectorSettings
 from shmkv.integrations.vllm.sharing import Shared, open_shared
 from shmkv.integrations.vllm.vllm_log import speak_in_vllms_log
+from shmkv.integrations.vllm.weights import Adapters
 from shmkv.integrations.vllm.worker import WorkerSide
 
 if TYPE_CHECKING:
@@ -74,7 +76,10 @@ class ShmkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._counters, self._peers = self._shared.counters, self._shared.peers
         self._worker: WorkerSide | None = None
         self._scheduler: SchedulerSide | None = None
+        self._adapters = Adapters()
         if role == KVConnectorRole.SCHEDULER:
+            if sentence := untested(self._identity.engine):
+                log.warning("%s", sentence)
             groups = self._identity.groups
             most = most_blocks(self._settings.capacity_bytes, groups) if self._produces else 0
             # Of a load within the batch that fails vLLM can be told by block ids alone.
@@ -128,7 +133,9 @@ class ShmkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     # -- the scheduler's side -------------------------------------------------------------------------------------------
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        return self._for_scheduler.match(request.request_id, prompt_of(request), request.num_tokens, num_computed_tokens)
+        side = self._for_scheduler
+        prompt = None if request.request_id in side else prompt_of(request, self._adapters)
+        return side.match(request.request_id, prompt, request.num_tokens, num_computed_tokens, reads=reads_prefixes(request))
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         self._for_scheduler.allocated(request.request_id, blocks.get_block_ids(), num_external_tokens)
@@ -145,7 +152,8 @@ class ShmkvConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return self.request_finished(request, block_ids[0])
 
     def reset_cache(self) -> bool | None:
-        """Remove what this engine has published, before its next step. Other engines have to be told themselves."""
+        """Remove what this engine has published, before its next step loads anything; until then nothing is found for a prompt,
+        and what is being loaded has failed. Other engines have to be told themselves."""
         self._for_scheduler.forget()
         return True
 

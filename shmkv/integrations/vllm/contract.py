@@ -1,13 +1,17 @@
-"""What this connector was written against: the calls of vLLM's base class, with the names of their parameters.
+"""What this connector was written against: versions of vLLM, names that it imports, and the calls of the base class with the names
+of their parameters.
 
 vLLM says of that class that it may change. `differences` compares it with what is here, so that a newer vLLM fails in a test with a
-sentence, and not in an engine with wrong tokens. Knows no vLLM: the class is given.
+sentence, and not in an engine with wrong tokens. Knows no vLLM: classes, versions and names are given.
 """
 from __future__ import annotations
 
+import importlib
 import inspect
+import re
 
-TESTED_VERSIONS = "vllm >= 0.32, < 0.33"
+FIRST, BEYOND = (0, 32), (0, 33)
+TESTED_VERSIONS = f"vllm >= {FIRST[0]}.{FIRST[1]}, < {BEYOND[0]}.{BEYOND[1]}"
 Calls = dict[str, tuple[str, ...]]
 
 # Calls that a connector must have.
@@ -38,6 +42,35 @@ OPTIONAL: Calls = {
 }
 # The abstract calls of the second base class, of connectors for models with several KV cache groups.
 HYBRID: Calls = {"request_finished_all_groups": ("request", "block_ids")}
+# What is imported while the connector is, and so has to be where it was.
+NAMES: dict[str, tuple[str, ...]] = {
+    "vllm.distributed.kv_transfer.kv_connector.v1.base": (
+        "KVConnectorBase_V1", "KVConnectorMetadata", "KVConnectorRole", "KVConnectorTransferResults", "SupportsHMA"),
+    "vllm.distributed.kv_transfer.kv_connector.v1.metrics": ("KVConnectorPromMetrics", "KVConnectorStats"),
+    "vllm.v1.metrics.cache_hit_source": ("CacheHitSource",),
+}
+
+
+def missing(names: dict[str, tuple[str, ...]] = NAMES) -> list[str]:
+    """Which of these a module does not have, or cannot be imported from, one sentence each; [] if all are there."""
+    found: list[str] = []
+    for module, wanted in names.items():
+        try:
+            there = importlib.import_module(module)
+        except ImportError as error:
+            found.append(f"{module} cannot be imported: {error}")
+            continue
+        found += [f"{module} has no {name} any more" for name in wanted if not hasattr(there, name)]
+    return [f"{sentence} (written for {TESTED_VERSIONS})" for sentence in found]
+
+
+def untested(version: str) -> str | None:
+    """A sentence about a version that this connector was not tested with; None for one that it was."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is not None and FIRST <= (int(numbers[1]), int(numbers[2])) < BEYOND:
+        return None
+    return (f"ShmkvConnector was tested with {TESTED_VERSIONS}, and this is {version}: "
+            "compare tokens with and without it before you rely on it")
 
 
 def differences(base: type, hybrid: type) -> list[str]:

@@ -7,17 +7,16 @@ sides.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from shmkv import transfer
+from shmkv import lending, transfer
 from shmkv.cluster import Cluster
 from shmkv.cluster_info import LLMClusterInfo
 from shmkv.datadist import LLMDataDist
 from shmkv.errors import LLMException, LLMStatusCode
-from shmkv.integrations.vllm.block_keys import cache_key
 from shmkv.integrations.vllm.settings import ConnectorSettings
-from shmkv.keys import CacheKey
+from shmkv.keys import KEY_PREFIX, U64MAX, CacheKey
 from shmkv.kv_cache import KvCache
 from shmkv.kv_cache_manager import KvCacheManager
 from shmkv.link import Links
@@ -88,10 +87,16 @@ class Endpoint:
 
     def contains(self, cluster_id: int, words: tuple[int, int]) -> bool:
         """Would a pull of this key find it now? No for a cluster that is gone."""
+        return self.holder(words, (cluster_id,)) is not None
+
+    def holder(self, words: tuple[int, int], cluster_ids: Iterable[int]) -> int | None:
+        """The first of these clusters where a pull of this key would find it now, if there is one. Asked for each block of each
+        prompt, so no key is made for it."""
         try:
-            return self.manager.contains(cache_key(cluster_id, words))
+            cluster, links = self._parts()
+            return lending.holder(cluster, links, (KEY_PREFIX, U64MAX, *words), cluster_ids)
         except LLMException:
-            return False
+            return None
 
     def pull(self, wanted: Sequence[Piece], into: KvCache, layer: int) -> None:
         """One layer of several blocks, each into the row that it names, in the order given. LLMException as for `pull_cache`, at

@@ -1,20 +1,20 @@
-"""From vLLM's configuration, requests and tensors to plain values. Knows vLLM and torch, and no cluster."""
+"""From vLLM's configuration, requests and tensors to plain values. Knows vLLM and torch, and no cluster; imports them where it
+needs more of them than the objects that it is given."""
 from __future__ import annotations
 
 import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-import torch
-import vllm
-
 from shmkv.errors import LLMParamError
 from shmkv.integrations.vllm.block_keys import Media, Prompt
 from shmkv.integrations.vllm.identity import CacheIdentity, GroupLayout
 from shmkv.integrations.vllm.layers import Bytes, Layers
 from shmkv.integrations.vllm.plans import ScheduledRequest
+from shmkv.integrations.vllm.weights import Adapters, weights_of
 
 if TYPE_CHECKING:
+    import torch
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -65,14 +65,28 @@ def layout_of(group: KVCacheGroupSpec) -> GroupLayout:
 
 def identity_of(config: VllmConfig, caches: KVCacheConfig) -> CacheIdentity:
     """The same in scheduler and worker, and in every engine that computes the same blocks."""
+    import vllm
+
     model = config.model_config
     settings = json.dumps(model.hf_config.to_dict(), sort_keys=True, default=str)
     return CacheIdentity(
         model=f"{model.model}@{model.revision}", model_digest=hashlib.sha256(settings.encode()).hexdigest()[:16],
-        weights=f"{model.dtype}, quantization {model.quantization}", layout=str(caches.kv_cache_layout),
-        attention=_attention(config, caches), engine=vllm.__version__, block_size=spec_of(caches).block_size,
+        weights=f"{model.dtype}, quantization {model.quantization}", weight_files=weight_files_of(config),
+        layout=str(caches.kv_cache_layout), attention=_attention(config, caches), engine=vllm.__version__,
+        block_size=spec_of(caches).block_size,
         num_shards=config.parallel_config.tensor_parallel_size,
         groups=tuple(layout_of(group) for group in caches.kv_cache_groups))
+
+
+def weight_files_of(config: VllmConfig) -> str:
+    """Where the weights came from, and a digest of those files: of the model, and of the one that drafts for it, whose layers have
+    blocks as well. Dummy weights come from no file."""
+    load, draft = config.load_config, getattr(config.speculative_config, "draft_model_config", None)
+    models = [config.model_config, *([] if draft is None else [draft])]
+    if str(load.load_format) == "dummy":
+        return f"dummy, seed {config.model_config.seed}"
+    return f"{load.load_format}: " + ", ".join(
+        weights_of(getattr(model, "model_weights", "") or model.model, model.revision, load.download_dir) for model in models)
 
 
 def _attention(config: VllmConfig, caches: KVCacheConfig) -> str:
@@ -83,18 +97,34 @@ def _attention(config: VllmConfig, caches: KVCacheConfig) -> str:
 
         return str(_get_attn_isa(config.model_config.dtype, spec.block_size, spec.head_size, config.cache_config.cache_dtype))
     except ImportError:
+        import torch
+
         return f"unknown, {torch.backends.cpu.get_cpu_capability()}"
 
 
-def prompt_of(request: Request) -> Prompt | None:
-    """What the blocks of a request depend on; None for a prompt that is not made of tokens."""
+def prompt_of(request: Request, adapters: Adapters) -> Prompt | None:
+    """What the blocks of a request depend on; None for a prompt that is not made of tokens, or an adapter that is no more
+    what it was."""
     if request.prompt_token_ids is None or request.prompt_embeds is not None:
         return None
     adapter = request.lora_request
-    lora = None if adapter is None else (adapter.lora_name, adapter.lora_path)
+    lora: tuple[str, ...] | None = None
+    if adapter is not None:
+        weights = adapters.weights_of(adapter.lora_path)
+        if weights is None:
+            return None
+        lora = (adapter.lora_name, adapter.lora_path, weights)
     media = tuple(Media(str(each.identifier), each.mm_position.offset, each.mm_position.length)
                   for each in request.mm_features or ())
     return Prompt(request.prompt_token_ids, request.cache_salt, lora, media)
+
+
+def reads_prefixes(request: Request) -> bool:
+    """May the beginning of a prompt come from elsewhere? Not where something is asked of each of its tokens, such as their
+    logprobs, which only a forward gives. vLLM's own cache is left out for such a request as well."""
+    params = request.sampling_params
+    asked = [getattr(params, name, None) for name in ("prompt_logprobs", "prompt_logprob_token_ids")]
+    return not getattr(request, "skip_reading_prefix_cache", asked != [None, None])
 
 
 def scheduled_of(output: SchedulerOutput) -> list[ScheduledRequest]:
@@ -116,6 +146,8 @@ def groups_of(tensors: dict[str, torch.Tensor], caches: KVCacheConfig) -> list[L
 
 def bytes_of(tensors: dict[str, torch.Tensor], num_blocks: int) -> dict[str, Bytes]:
     """The tensors of layers as [blocks, bytes of a block], the same memory. Layers that share a tensor are there once."""
+    import torch
+
     layers: dict[str, Bytes] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():

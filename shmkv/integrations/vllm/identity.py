@@ -28,13 +28,15 @@ class GroupLayout:
 
 @dataclass(frozen=True)
 class CacheIdentity:
-    """`model`: name or path with its revision; `model_digest`: of its configuration; `layout`: order of the axes, as vLLM names it;
-    `attention`: instruction set and kernel that pack a block; `engine`: vLLM's version; `block_size`: tokens of a block, in each
-    group; `num_shards`: ranks that share a block."""
+    """`model`: name or path with its revision; `model_digest`: of its configuration; `weights`: how they are computed with;
+    `weight_files`: a digest of the files that they came from; `layout`: order of the axes, as vLLM names it; `attention`:
+    instruction set and kernel that pack a block; `engine`: vLLM's version; `block_size`: tokens of a block, in each group;
+    `num_shards`: ranks that share a block."""
 
     model: str
     model_digest: str
     weights: str
+    weight_files: str
     layout: str
     attention: str
     engine: str

@@ -16,7 +16,7 @@ from shmkv.integrations.vllm.block_keys import CARD_WORDS, cache_key
 from shmkv.integrations.vllm.counters import Counters
 from shmkv.integrations.vllm.endpoint import Endpoint, Piece
 from shmkv.integrations.vllm.identity import CARD_NBYTES, CacheIdentity
-from shmkv.types import CacheDesc, DataType
+from shmkv.types import CacheDesc, DataType, LLMRole
 
 LINK_TIMEOUT_MS = 500
 
@@ -34,6 +34,8 @@ class Peers:
         self._linked: dict[int, int] = {}               # cluster id -> incarnation
         self._refused: dict[int, int] = {}              # those whose card says that they are none of ours
         self._usable: tuple[int, ...] = ()
+        self._own = (endpoint.cluster_id,) if endpoint.role == LLMRole.PROMPT else ()       # others publish nothing
+        self._last: int | None = None                   # any thread's, and no more than where to begin
         self._looking = threading.Lock()
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
@@ -44,8 +46,16 @@ class Peers:
         return (self._endpoint.cluster_id, *self._usable)
 
     def find(self, words: tuple[int, int]) -> int | None:
-        """The cluster that has a block now, or None."""
-        return next((cluster_id for cluster_id in self.usable if self._endpoint.contains(cluster_id, words)), None)
+        """The cluster that has a block now, or None. Where the last one was is the first place, for blocks of a prompt are mostly
+        together; then the own cluster."""
+        asked = (*self._own, *self._usable)
+        last = self._last
+        if last in asked and last != asked[0]:
+            asked = (last, *(cluster_id for cluster_id in asked if cluster_id != last))
+        found = self._endpoint.holder(words, asked)
+        if found is not None:
+            self._last = found
+        return found
 
     def start(self) -> None:
         """Look once, so that the first request finds what is there, and from then on by and by."""

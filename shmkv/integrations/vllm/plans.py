@@ -38,7 +38,7 @@ class Store:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One step. `forget`: first remove everything that this process has published."""
+    """One step. `forget`: first remove everything that this process has published, and give up loads that are under way."""
 
     loads: tuple[Load, ...] = ()
     stores: tuple[Store, ...] = ()

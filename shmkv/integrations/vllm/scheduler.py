@@ -71,12 +71,18 @@ class SchedulerSide:
     def __len__(self) -> int:
         return len(self._notes)
 
-    def match(self, request_id: str, prompt: Prompt | None, num_tokens: int, computed: int) -> tuple[int, bool]:
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._notes
+
+    def match(self, request_id: str, prompt: Prompt | None, num_tokens: int, computed: int, *,
+              reads: bool = True) -> tuple[int, bool]:
         """How many tokens beyond the first `computed` can be loaded, and whether beside the batch. `num_tokens`: of the request so
-        far; one of them is left to compute. A prompt of None has no blocks that could be shared. May be repeated."""
+        far; one of them is left to compute. A prompt of None has no blocks that could be shared; it is looked at the first time.
+        Without `reads` all of it has to be computed. May be repeated."""
         note = self._note(request_id, prompt)
         note.computed = computed
-        if self._is_found is None or note.loads >= MOST_LOADS:
+        # What is to be forgotten is still there until the next step begins.
+        if self._is_found is None or self._forget or not reads or note.loads >= MOST_LOADS:
             return 0, False
         # vLLM itself computes the last token of a prompt that was loaded beside the batch, but may have let go of the block that
         # its window begins in.
@@ -183,5 +189,5 @@ class SchedulerSide:
         self._notes.pop(request_id, None)
 
     def forget(self) -> None:
-        """Let the worker remove all that it has published, before its next step."""
+        """Let the worker remove all that it has published, before its next step; nothing is found until then."""
         self._forget = True

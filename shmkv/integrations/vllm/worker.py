@@ -24,8 +24,10 @@ class WorkerSide:
         self._fails_by_block = identity.fails_by_block
         self._taint = Taint()
         self._step: StepPlan | None = None
+        self._forgot: StepPlan | None = None
         self._job: LoadJob | None = None
         self._beside: list[LoadJob] = []
+        self._outdated: list[LoadJob] = []
         self._finished: set[str] = set()
         self._failed_blocks: set[int] = set()
         self._failed_requests: set[str] = set()
@@ -42,6 +44,7 @@ class WorkerSide:
 
     def start_loads(self, plan: StepPlan) -> None:
         """Start what this step wants from others."""
+        self._forget(plan)
         if self._within_step is None or self._beside_steps is None:
             return
         within = [load for load in plan.loads if not load.is_async]
@@ -68,9 +71,18 @@ class WorkerSide:
         if self._step is plan:
             return
         self._step = plan
-        if plan.forget:
-            publisher.forget()
+        self._forget(plan)
         publisher.begin(plan.stores)
+
+    def _forget(self, plan: StepPlan) -> None:
+        """Once a step that says so, before its loads and its stores, whichever are first. What earlier steps are loading was
+        published before as well."""
+        if not plan.forget or self._forgot is plan:
+            return
+        self._forgot = plan
+        self._outdated = list(self._beside)
+        if self._publisher is not None:
+            self._publisher.forget()
 
     def end_step(self, plan: StepPlan) -> None:
         """After the last layer: nothing of this step is under way any more but loads beside it."""
@@ -82,18 +94,20 @@ class WorkerSide:
         if self._publisher is not None:
             self._begin(plan, self._publisher)
             self._publisher.end(spoilt_stores(self._taint, plan.stores))
-        self._step = None
+        self._step = self._forgot = None
 
     def _settle_beside(self) -> None:
         for job in [job for job in self._beside if job.is_over]:
             self._beside.remove(job)
             self._settle(job)
+            if job in self._outdated:
+                self._outdated.remove(job)
             self._finished.update(load.request_id for load in job.loads)
 
     def _settle(self, job: LoadJob) -> None:
         for load in job.loads:
             block_ids = _block_ids(load)
-            if load in job.failed:
+            if load in job.failed or job in self._outdated:
                 self._taint.failed(block_ids)
                 if self._fails_by_block:
                     self._failed_blocks.update(block_ids)
