@@ -132,7 +132,7 @@ def test_files_that_are_not_what_their_name_says(tmp_path: Path, content: bytes)
 
 def test_weights_that_cannot_be_looked_at_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "config.json").write_text("{}")
-    for name in (str(tmp_path), str(tmp_path / "nothing"), "nobody/has-this-model", "s3://bucket/model"):
+    for name in (str(tmp_path), str(tmp_path / "nothing"), "nobody/has-this-model", "s3://bucket/model", "~nobody/x", "x" * 300):
         caplog.clear()
         assert [weights_of(name) for _ in range(2)] == [UNKNOWN] * 2
         assert len(caplog.records) == 1

@@ -77,9 +77,9 @@ def _header_end(file: int, nbytes: int) -> int:
 def found_in(name: str, revision: str | None = None, cache: str | None = None) -> Path | None:
     """Where a path, or what a hub calls `name`, lies on this host; None if it does not. Asks nobody outside. `cache`: folder of the
     hub's files, None: its default."""
-    path = Path(name).expanduser()
-    if path.exists():
-        return path
+    path = os.path.expanduser(name)
+    if os.path.exists(path):
+        return Path(path)
     try:
         from huggingface_hub import snapshot_download
 
