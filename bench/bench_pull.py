@@ -25,7 +25,9 @@ import shmkv
 HELPER_ID = 3
 FOUR_KIB = 4096
 MANY = 64
+DECODERS = (1, 2, 4, 8)
 SPAN_NS = 300_000_000       # of one round of several decoders
+LEAD_NS = 20_000_000        # before it, for each: all of them warm up first, and take turns where processors are fewer
 
 Manager = shmkv.KvCacheManager
 
@@ -178,25 +180,36 @@ def test_pull_many(manager: Manager, prompt: Process, run: Run, record: Record, 
 
 # -- several decoders --------------------------------------------------------------------------------------------------
 
+@dataclass(frozen=True)
+class Decoders:
+    """Decoder processes, and the loop of their bare copies."""
+
+    processes: list[Process]
+    loop: yardstick.Loop
+
+
 @pytest.fixture(scope="module")
-def decoders(prompt: Process) -> Iterator[list[Process]]:
-    """Four decoder processes, each with a destination of its own for the same medium cache."""
-    source = prompt.call("publish", num_tensors=MEDIUM.num_tensors, row_nbytes=MEDIUM.row_nbytes)
-    loop = yardstick.library_choice(MEDIUM.nbytes)
+def decoders(prompt: Process, manager: Manager, run: Run) -> Iterator[Decoders]:
+    """Decoder processes, each with a destination of its own for the same medium cache."""
+    source = Source(**prompt.call("publish", num_tensors=MEDIUM.num_tensors, row_nbytes=MEDIUM.row_nbytes))
+    with contextlib.closing(Target(manager, source, MEDIUM.num_tensors, MEDIUM.row_nbytes, 16)) as target:
+        loop = yardstick.choose(target, run.rounds(yardstick.ROUNDS), MEDIUM.number)
     with contextlib.ExitStack() as stack:
-        made = [stack.enter_context(Process("decoder.py", str(10 + number), str(PROMPT_ID))) for number in range(4)]
-        for process in made:
-            process.call("target", source=source, num_tensors=MEDIUM.num_tensors, row_nbytes=MEDIUM.row_nbytes, at=16,
+        made = [stack.enter_context(Process("decoder.py", str(10 + number), str(PROMPT_ID))) for number in range(max(DECODERS))]
+        for process in made:        # all start at the same time
+            process.send("target", source=source.to_json(), num_tensors=MEDIUM.num_tensors, row_nbytes=MEDIUM.row_nbytes, at=16,
                          kernel=loop.kernel, streaming=loop.streaming)
-        yield made
-    prompt.call("drop", cache_id=source["cache_id"])
+        for process in made:
+            process.receive()
+        yield Decoders(made, loop)
+    prompt.call("drop", cache_id=source.cache_id)
 
 
 def all_at_once(processes: list[Process], way: str) -> Callable[[], float]:
     """Total goes a second of all processes in one span of time."""
 
     def rate() -> float:
-        begin = time.monotonic_ns() + 30_000_000
+        begin = time.monotonic_ns() + LEAD_NS * len(processes)
         for process in processes:
             process.send("run_between", way=way, begin_ns=begin, end_ns=begin + SPAN_NS)
         return float(sum(process.receive() for process in processes))
@@ -209,11 +222,12 @@ def _time_each(rate: Callable[[], float]) -> Callable[[int], int]:
     return lambda number: round(1e9 * number / rate())
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_decoders(decoders: list[Process], count: int, run: Run, record: Record, benchmark: BenchmarkFixture) -> None:
+@pytest.mark.parametrize("count", DECODERS)
+def test_decoders(decoders: Decoders, count: int, run: Run, record: Record, benchmark: BenchmarkFixture) -> None:
     """As many processes pull the same 64 MiB at the same time; the yardstick is as many bare copies at the same time."""
-    ours = Contender(ways.OURS, _time_each(all_at_once(decoders[:count], "pull")))
-    bare = Contender(ways.BARE, _time_each(all_at_once(decoders[:count], "bare")))
+    chosen = decoders.processes[:count]
+    ours = Contender(ways.OURS, _time_each(all_at_once(chosen, "pull")))
+    bare = Contender(ways.BARE, _time_each(all_at_once(chosen, "bare")))
     medians = interleave(benchmark, ours, [bare], rounds=run.rounds(5))
-    row = Row("decoders", f"{count} decoders, medium", 16, MEDIUM.nbytes, notes=["GB/s of all together"])
+    row = Row("decoders", f"{count} decoders, medium", 16, MEDIUM.nbytes, notes=[f"C: {decoders.loop}", "GB/s of all together"])
     record(row, medians, ways.OURS)
