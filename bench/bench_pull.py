@@ -14,6 +14,7 @@ from arena import Arena, opened
 from cluster import Source
 from contenders import Target
 from measure import Contender, Medians, interleave, repeat
+from on_two import Helper
 from programs import Process
 from pytest_benchmark.fixture import BenchmarkFixture
 from report import Row, signed_text, time_text
@@ -22,7 +23,6 @@ from workloads import DESTINATIONS, LARGE, MEDIUM, SMALL, Workload
 
 import shmkv
 
-HELPER_ID = 3
 FOUR_KIB = 4096
 MANY = 64
 DECODERS = (1, 2, 4, 8)
@@ -32,22 +32,7 @@ LEAD_NS = 20_000_000        # before it, for each: all of them warm up first, an
 Manager = shmkv.KvCacheManager
 
 
-@dataclass(frozen=True)
-class Helper:
-    """A second decoder process, and how many threads it had before its first pull."""
-
-    process: Process
-    threads_at_start: int
-
-
 # -- the workloads -----------------------------------------------------------------------------------------------------
-
-@pytest.fixture(scope="module")
-def two_threads(prompt: Process) -> Iterator[Helper]:
-    """A second decoder process: it copies on two threads, where this one has a single one."""
-    with Process("decoder.py", str(HELPER_ID), str(PROMPT_ID), env={"SHMKV_COPY_THREADS": "2"}) as process:
-        yield Helper(process, process.call("threads"))
-
 
 @pytest.fixture(scope="module", params=[SMALL, MEDIUM, LARGE], ids=lambda workload: str(workload.name.split()[0]))
 def arena(request: pytest.FixtureRequest, manager: Manager, prompt: Process) -> Iterator[Arena]:
@@ -60,25 +45,11 @@ def arena(request: pytest.FixtureRequest, manager: Manager, prompt: Process) -> 
 
 
 def ways_on_two(helper: Helper, arena: Arena, at: int, loop: yardstick.Loop) -> list[Contender]:
-    """The pull and the bare copy on two threads, both of the second process, each right behind another one, as all others here are
-    measured in a process that is awake; and the first pull after that process has slept. None for the small workload, which is too
-    small for two, and if no thread is made."""
+    """None for the small workload: below 8 MiB the library lets the second thread sleep."""
     if arena.workload is SMALL:
         return []
-    process = helper.process
-    process.call("target", source=arena.source.to_json(), num_tensors=arena.workload.num_tensors,
-                 row_nbytes=arena.workload.row_nbytes, at=at, kernel=loop.kernel, streaming=loop.streaming)
-    process.call("run", way="pull", number=1)
-    if process.call("threads") <= helper.threads_at_start:
-        return []
-    check = partial(process.call, "check")
-    return [Contender(ways.OURS_TWO, partial(_run_there, process, "pull", 1), check, threads=2),
-            Contender(ways.OURS_TWO_WOKEN, partial(_run_there, process, "pull", 0), check, threads=2),
-            Contender(ways.BARE_TWO, partial(_run_there, process, "bare on two", 1), check, threads=2)]
-
-
-def _run_there(process: Process, way: str, first: int, number: int) -> int:
-    return int(process.call("run", way=way, number=number, first=first))
+    return helper.contenders("target", source=arena.source.to_json(), num_tensors=arena.workload.num_tensors,
+                             row_nbytes=arena.workload.row_nbytes, at=at, kernel=loop.kernel, streaming=loop.streaming)
 
 
 def private_ways(arena: Arena, at: int, stack: contextlib.ExitStack) -> Iterator[Contender]:
@@ -90,7 +61,7 @@ def private_ways(arena: Arena, at: int, stack: contextlib.ExitStack) -> Iterator
     if torch is not None:
         yield shared.torch(torch, rows, 1)
         yield shared.torch(torch, rows, 2)
-    yield ways.readv(source, shared.rows, rows)
+    yield ways.readv(source.pid, source.addresses, shared.rows, rows)
     yield ways.unix_socket(arena.prompt, source, shared.rows, rows, stack)
 
 
@@ -112,6 +83,8 @@ def test_workload(arena: Arena, at: int, two_threads: Helper, run: Run, record: 
     row.notes = [f"C: {loop}", above_bare(medians)]
     if ways.OURS_TWO_WOKEN in medians:
         row.notes.append(f"2 threads that have slept: {time_text(medians[ways.OURS_TWO_WOKEN])}")
+    elif ways.TORCH_TWO in medians:
+        row.notes.append(f"x{medians.ratio(ways.OURS, ways.TORCH_TWO):.2f} of torch on 2 threads")
     record(row, medians, ways.OURS)
 
 

@@ -12,6 +12,7 @@ import cluster
 import pytest
 import report
 from measure import Medians
+from on_two import HELPER_ID, Helper
 from programs import Process
 from session import DECODER_ID, PROMPT_ID, Record, Run
 
@@ -138,6 +139,13 @@ def decoder(prompt: Process) -> Iterator[shmkv.LLMDataDist]:
 @pytest.fixture(scope="session")
 def manager(decoder: shmkv.LLMDataDist) -> shmkv.KvCacheManager:
     return decoder.kv_cache_manager
+
+
+@pytest.fixture(scope="module")
+def two_threads(prompt: Process) -> Iterator[Helper]:
+    """A second decoder process: it copies on two threads, where this one has a single one."""
+    with Process("decoder.py", str(HELPER_ID), str(PROMPT_ID), env={"SHMKV_COPY_THREADS": "2"}) as process:
+        yield Helper(process, process.call("threads"))
 
 
 @pytest.fixture

@@ -100,9 +100,11 @@ class Prompt:
         copy.close()
         copy.unlink()
 
-    def listen(self, cache_id: int, path: str) -> None:
-        """Send the cache over a unix socket, once for each byte that arrives there."""
-        rows = [cluster.bytes_at(tensor.data_ptr, tensor.nbytes).data for tensor in self._caches[cache_id].tensors]
+    def listen(self, cache_id: int, path: str, blocks: list[int], block_nbytes: int) -> None:
+        """Send the cache, or these blocks of each tensor, over a unix socket, once for each byte that arrives there."""
+        tensors = [cluster.bytes_at(tensor.data_ptr, tensor.nbytes) for tensor in self._caches[cache_id].tensors]
+        rows = [tensor.reshape(-1, block_nbytes)[block].data for tensor in tensors for block in blocks] if blocks else \
+            [tensor.data for tensor in tensors]
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(path)
         listener.listen(1)
