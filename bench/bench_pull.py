@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ import shmkv
 
 FOUR_KIB = 4096
 MANY = 64
+# The small workload with a quarter and half of its bytes, and whole.
+LESS = [dataclasses.replace(SMALL, name=f"{SMALL.nbytes // part >> 10} KiB", tokens=SMALL.tokens // part) for part in (4, 2, 1)]
 DECODERS = (1, 2, 4, 8)
 SPAN_NS = 300_000_000       # of one round of several decoders
 LEAD_NS = 20_000_000        # before it, for each: all of them warm up first, and take turns where processors are fewer
@@ -97,18 +100,32 @@ def above_bare(medians: Medians) -> str:
 
 # -- small pulls -------------------------------------------------------------------------------------------------------
 
+@pytest.mark.parametrize("workload", LESS, ids=lambda workload: str(workload.name.split()[0]))
+def test_less(workload: Workload, manager: Manager, prompt: Process, run: Run, record: Record, benchmark: BenchmarkFixture) -> None:
+    """As many runs as the small workload has, of fewer bytes, and that workload once more: in what do these pulls differ from their
+    copies, when source and destination together leave more or less of L2 to the rest?"""
+    with opened(manager, prompt, workload) as arena, arena.target(0) as target:
+        loop = yardstick.choose(target, run.rounds(yardstick.ROUNDS), workload.number)
+        others = [target.bare(loop.kernel, loop.streaming), *(way for way in (target.prepared(),) if way is not None)]
+        medians = interleave(benchmark, target.pull(), others, rounds=run.rounds(workload.rounds), number=workload.number)
+    row = Row("small pulls", f"{workload.nbytes >> 10} KiB in {workload.num_tensors} runs", 0, workload.nbytes)
+    row.notes = [f"C: {loop}", above_bare(medians)]
+    record(row, medians, ways.OURS)
+
+
 def test_four_kib(manager: Manager, prompt: Process, run: Run, record: Record, benchmark: BenchmarkFixture) -> None:
     """One run of 4 KiB: what a pull costs when there is nothing to copy."""
     source = Source(**prompt.call("publish", num_tensors=1, row_nbytes=FOUR_KIB))
     target = Target(manager, source, 1, FOUR_KIB, 0)
     shared = ways.Shared(prompt, source, 1, FOUR_KIB)
     private = ways.Private(FOUR_KIB).rows(1, FOUR_KIB, 0)
-    others = [target.bare("", False), shared.numpy(private)]
+    loop = yardstick.choose(target, run.rounds(yardstick.ROUNDS), 200)
+    others = [target.bare(loop.kernel, loop.streaming), shared.numpy(private)]
     others += [way for way in (target.prepared(),) if way is not None]
     medians = interleave(benchmark, target.pull(), others, rounds=run.rounds(300), number=200)
     row = Row("small pulls", "one run of 4 KiB", 0, FOUR_KIB)
-    row.notes = [f"{name.replace('ours, ', '').replace('ours', 'plain')} {1e9 / medians[name]:,.0f} a second"
-                 for name in (ways.OURS, ways.PREPARED) if name in medians]
+    row.notes = [f"C: {loop}", *(f"{name.replace('ours, ', '').replace('ours', 'plain')} {1e9 / medians[name]:,.0f} a second"
+                                 for name in (ways.OURS, ways.PREPARED) if name in medians)]
     record(row, medians, ways.OURS)
     target.close()
     shared.close()
@@ -121,9 +138,11 @@ def test_by_key(manager: Manager, prompt: Process, run: Run, record: Record, ben
     target = Target(manager, source, SMALL.num_tensors, SMALL.row_nbytes, 0)
     by_id = target.pull("by id")
     target.key = shmkv.CacheKey(PROMPT_ID, 2**64 - 1, 0, 7)
-    medians = interleave(benchmark, target.pull(), [by_id, target.bare("", False)], rounds=run.rounds(200), number=20)
+    loop = yardstick.choose(target, run.rounds(yardstick.ROUNDS), SMALL.number)
+    others = [by_id, target.bare(loop.kernel, loop.streaming)]
+    medians = interleave(benchmark, target.pull(), others, rounds=run.rounds(200), number=20)
     row = Row("small pulls", "small by prefix key", 0, SMALL.nbytes)
-    row.notes = [f"x{medians.ratio(ways.OURS, 'by id'):.2f} of by id"]
+    row.notes = [f"C: {loop}", f"x{medians.ratio(ways.OURS, 'by id'):.2f} of by id"]
     record(row, medians, ways.OURS)
     target.close()
     prompt.call("drop", cache_id=source.cache_id)
