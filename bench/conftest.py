@@ -66,7 +66,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def _show(terminalreporter: pytest.TerminalReporter, config: pytest.Config, run: Run) -> None:
-    about = report.machine()
+    about = report.machine(run.rows)
     run.rows = report.sort(run.rows)
     terminalreporter.write_line(report.table(run.rows))
     terminalreporter.write_line("\n" + report.LEGEND)
