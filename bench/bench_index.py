@@ -62,23 +62,19 @@ def start(count: int, prompt_id: int, dist: shmkv.LLMDataDist, stack: contextlib
     return Side(count, process, target)
 
 
-def take_turns(sides: list[Side], run: Run, benchmark: BenchmarkFixture) -> Medians:
-    """The most first: it is the one that pytest-benchmark reports. The bare copy is of the side with the fewest."""
+def take_turns(what: str, sides: list[Side], run: Run, record: Record, benchmark: BenchmarkFixture) -> None:
+    """A row for each count, all from the same rounds. The most first: it is the one that pytest-benchmark reports. The bare copy is
+    of the side with the fewest."""
     few, *_, many = sides
-    loop = yardstick.library_choice(SMALL.nbytes)
+    loop = yardstick.choose(few.target, run.rounds(yardstick.ROUNDS), SMALL.number)
     others = [side.contender() for side in sides if side is not many]
     others.append(few.target.bare(loop.kernel, loop.streaming))
-    return interleave(benchmark, many.contender(), others, rounds=run.rounds(300), number=20)
-
-
-def record_all(what: str, sides: list[Side], medians: Medians, record: Record) -> None:
-    """A row for each count, all from the same rounds."""
-    few = str(sides[0].count)
+    medians = interleave(benchmark, many.contender(), others, rounds=run.rounds(300), number=20)
     for side in sides:
         name = str(side.count)
         row = Row("index", f"small, {side.count:,} {what}", 0, SMALL.nbytes)
-        row.values = {"growth": medians.ratio(name, few)}
-        row.notes = [f"x{row.values['growth']:.3f} of {few} {what}"]
+        row.values = {"growth": medians.ratio(name, str(few.count))}
+        row.notes = [f"C: {loop}", f"x{row.values['growth']:.3f} of {few.count} {what}"]
         record(row, Medians({name: medians.samples[name], BARE: medians.samples[BARE]}), name)
 
 
@@ -94,7 +90,7 @@ def keyed(decoder: shmkv.LLMDataDist) -> Iterator[list[Side]]:
 
 @pytest.mark.timeout(300)
 def test_keys(keyed: list[Side], run: Run, record: Record, benchmark: BenchmarkFixture) -> None:
-    record_all("keys", keyed, take_turns(keyed, run, benchmark), record)
+    take_turns("keys", keyed, run, record, benchmark)
 
 
 @pytest.mark.timeout(300)
@@ -131,4 +127,4 @@ def test_links(decoder: shmkv.LLMDataDist, run: Run, record: Record, benchmark: 
         pairs = [f"{side.count - 1}:{LINKED_PROMPT_ID + place}" for place, side in enumerate(sides)]
         crowd = stack.enter_context(Process("crowd.py", str(FIRST_CROWD_ID), str(max(LINKS) - 1), *pairs))
         assert crowd.call("linked") == max(LINKS) - 1
-        record_all("links", sides, take_turns(sides, run, benchmark), record)
+        take_turns("links", sides, run, record, benchmark)

@@ -3,53 +3,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from functools import partial
 
 import contenders as ways
-import numpy as np
 import pytest
 import yardstick
-from cluster import ByteArray, Source
-from contenders import BareCopy
+from blocks import BLOCK_NBYTES, DST_BLOCKS, MODEL_ID, SRC_BLOCKS, Blocks, blocks_of
+from cluster import Source
 from measure import Contender, interleave
+from on_two import Helper
 from programs import Process
 from pytest_benchmark.fixture import BenchmarkFixture
-from report import Row
-from session import PROMPT_ID, Record, Run
-from workloads import DESTINATIONS, PAGED, Runs
+from report import Row, time_text
+from session import Record, Run
+from workloads import DESTINATIONS, PAGED
 
 import shmkv
-
-MODEL_ID = 1
-BLOCK_NBYTES = PAGED.row_nbytes
-SRC_BLOCKS, DST_BLOCKS = PAGED.scattered("source"), PAGED.scattered("destination")
-
-
-def paged_runs(src_starts: list[int], dst_starts: list[int]) -> Runs:
-    """Tensor after tensor, block after block: 4,096 runs of 32 KiB."""
-    return [(src + from_block * BLOCK_NBYTES, dst + to_block * BLOCK_NBYTES, BLOCK_NBYTES)
-            for src, dst in zip(src_starts, dst_starts, strict=True)
-            for from_block, to_block in zip(SRC_BLOCKS, DST_BLOCKS, strict=True)]
-
-
-class Blocks(BareCopy):
-    """Memory of this process alone, registered as a blocks cache, whose tensors begin at one byte of their page."""
-
-    def __init__(self, manager: shmkv.KvCacheManager, source: Source, at: int) -> None:
-        desc = shmkv.CacheDesc(PAGED.num_tensors, [PAGED.pool, BLOCK_NBYTES // 2], shmkv.DataType.DT_FLOAT16)
-        self._manager = manager
-        self.tensors = ways.Private(PAGED.cache_nbytes).rows(PAGED.num_tensors, PAGED.pool * BLOCK_NBYTES, at)
-        pools = [tensor.view(np.float16).reshape(PAGED.pool, -1) for tensor in self.tensors]
-        self.cache = manager.register_blocks_cache(desc, pools)
-        (starts,) = self.cache.per_device_tensor_addrs
-        super().__init__(source, starts[0], paged_runs(source.offsets, [start - starts[0] for start in starts]))
-
-    def pull(self) -> Contender:
-        key = shmkv.BlocksCacheKey(PROMPT_ID, MODEL_ID)
-        return self.contender(ways.OURS, partial(self._manager.pull_blocks, key, self.cache, SRC_BLOCKS, DST_BLOCKS))
-
-    def close(self) -> None:
-        self._manager.unregister_cache(self.cache)
 
 
 @pytest.fixture(scope="module")
@@ -60,32 +28,40 @@ def source(prompt: Process) -> Iterator[Source]:
     prompt.call("drop", cache_id=made.cache_id)
 
 
-def blocks_of(tensors: list[ByteArray], blocks: list[int]) -> list[ByteArray]:
-    """These blocks of each tensor, in the order of the runs."""
-    return [tensor.reshape(PAGED.pool, BLOCK_NBYTES)[block] for tensor in tensors for block in blocks]
+@pytest.fixture(scope="module")
+def shared(source: Source, prompt: Process) -> Iterator[ways.Shared]:
+    """The same pools in multiprocessing.shared_memory; its rows are the blocks, in the order of the runs."""
+    with contextlib.closing(ways.Shared(prompt, source, PAGED.num_tensors, PAGED.pool * BLOCK_NBYTES)) as made:
+        made.rows = blocks_of(made.rows, SRC_BLOCKS)
+        yield made
 
 
-def private_ways(shared: ways.Shared, target: Blocks) -> Iterator[Contender]:
-    """numpy and torch, one assignment for each block, into the same memory."""
-    pools = list(shared.whole[:PAGED.cache_nbytes].reshape(PAGED.num_tensors, -1))
-    shared.rows, dst = blocks_of(pools, SRC_BLOCKS), blocks_of(target.tensors, DST_BLOCKS)
+def private_ways(prompt: Process, source: Source, shared: ways.Shared, target: Blocks,
+                 stack: contextlib.ExitStack) -> Iterator[Contender]:
+    """What a user would write, block after block, into the same memory."""
+    dst = blocks_of(target.tensors, DST_BLOCKS)
     yield shared.numpy(dst)
     torch = ways.import_torch()
     if torch is not None:
         yield shared.torch(torch, dst, 1)
+        yield shared.torch(torch, dst, 2)
+    addresses = [address + block * BLOCK_NBYTES for address in source.addresses for block in SRC_BLOCKS]
+    yield ways.readv(source.pid, addresses, shared.rows, dst)
+    yield ways.unix_socket(prompt, source, shared.rows, dst, stack, blocks=SRC_BLOCKS)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("at", DESTINATIONS)
-def test_paged(source: Source, manager: shmkv.KvCacheManager, prompt: Process, run: Run, record: Record,
-               benchmark: BenchmarkFixture, at: int) -> None:
-    with contextlib.closing(Blocks(manager, source, at)) as target, \
-            contextlib.closing(ways.Shared(prompt, source, PAGED.num_tensors, PAGED.pool * BLOCK_NBYTES)) as shared, \
-            contextlib.ExitStack() as stack:
-        ours = target.pull()
+def test_paged(source: Source, shared: ways.Shared, manager: shmkv.KvCacheManager, prompt: Process, two_threads: Helper, run: Run,
+               record: Record, benchmark: BenchmarkFixture, at: int) -> None:
+    with contextlib.closing(Blocks(manager, source, at)) as target, contextlib.ExitStack() as stack:
+        stack.callback(two_threads.process.call, "forget")
         loop = yardstick.choose(target, run.rounds(yardstick.ROUNDS), PAGED.number)
-        others = [target.bare(loop.kernel, loop.streaming), target.bare_two(loop.kernel, loop.streaming, stack)]
-        others += private_ways(shared, target)
-        medians = interleave(benchmark, ours, others, rounds=run.rounds(PAGED.rounds))
+        others = [target.bare(loop.kernel, loop.streaming), *private_ways(prompt, source, shared, target, stack)]
+        others += two_threads.contenders("target_blocks", source=source.to_json(), at=at, kernel=loop.kernel,
+                                         streaming=loop.streaming)
+        medians = interleave(benchmark, target.pull(), others, rounds=run.rounds(PAGED.rounds))
     row = Row("workloads", PAGED.name, at, PAGED.nbytes, notes=[f"C: {loop}"])
+    if ways.OURS_TWO_WOKEN in medians:
+        row.notes.append(f"2 threads that have slept: {time_text(medians[ways.OURS_TWO_WOKEN])}")
     record(row, medians, ways.OURS)

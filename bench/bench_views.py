@@ -1,15 +1,15 @@
 """What it takes to look at a row without copying it, and to fork one."""
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Callable, Iterator
 
 import cluster
 import numpy as np
-import pytest
 from cluster import Source
 from contenders import OURS
-from measure import Contender, interleave, repeat
+from measure import Contender, Medians, interleave, repeat
 from programs import Process
 from pytest_benchmark.fixture import BenchmarkFixture
 from report import Row
@@ -23,17 +23,17 @@ WRITTEN_PAGES = 1024
 WRITES, ANONYMOUS = "a fork and what is written", "as many pages of fresh memory"
 
 
-@pytest.fixture(params=[SMALL, LARGE], ids=lambda workload: str(workload.name.split()[0]))
-def workload(request: pytest.FixtureRequest) -> Workload:
-    made: Workload = request.param
-    return made
-
-
-@pytest.fixture
-def source(prompt: Process, workload: Workload) -> Iterator[Source]:
+@contextlib.contextmanager
+def published(prompt: Process, workload: Workload) -> Iterator[Source]:
     made = Source(**prompt.call("publish", num_tensors=workload.num_tensors, row_nbytes=workload.row_nbytes))
-    yield made
-    prompt.call("drop", cache_id=made.cache_id)
+    try:
+        yield made
+    finally:
+        prompt.call("drop", cache_id=made.cache_id)
+
+
+def size(workload: Workload) -> str:
+    return workload.name.split(maxsplit=1)[1]
 
 
 def views(manager: shmkv.KvCacheManager, source: Source) -> dict[str, Callable[[], None]]:
@@ -52,16 +52,26 @@ def views(manager: shmkv.KvCacheManager, source: Source) -> dict[str, Callable[[
     return {OURS: bare, OPENED: opened, READ: read}
 
 
-def test_view(source: Source, workload: Workload, manager: shmkv.KvCacheManager, run: Run, record: Record,
-              benchmark: BenchmarkFixture) -> None:
-    """The segment is mapped already: what a view costs does not depend on its size."""
+def view_contenders(manager: shmkv.KvCacheManager, source: Source, workload: Workload) -> list[Contender]:
     calls = views(manager, source)
-    calls[READ]()
-    others = [Contender(name, repeat(call)) for name, call in calls.items() if name != OURS]
-    medians = interleave(benchmark, Contender(OURS, repeat(calls[OURS])), others, rounds=run.rounds(60), number=20)
-    row = Row("views", f"view of {workload.name.split(maxsplit=1)[1]}", None, 0)
-    row.values = {"ns of a view": medians[OURS]}
-    record(row, medians, OURS)
+    calls[READ]()                   # the segment is mapped from now on
+    return [Contender(f"{name}, {size(workload)}", repeat(call)) for name, call in calls.items()]
+
+
+def test_view(prompt: Process, manager: shmkv.KvCacheManager, run: Run, record: Record, benchmark: BenchmarkFixture) -> None:
+    """What a view costs does not depend on its size: both sizes take turns."""
+    with contextlib.ExitStack() as stack:
+        ours, *others = [contender for workload in (LARGE, SMALL) for contender in
+                         view_contenders(manager, stack.enter_context(published(prompt, workload)), workload)]
+        medians = interleave(benchmark, ours, others, rounds=run.rounds(60), number=20)
+    growth = medians.ratio(f"{OURS}, {size(LARGE)}", f"{OURS}, {size(SMALL)}")
+    for workload in (SMALL, LARGE):
+        of_it = Medians({name: medians.samples[f"{name}, {size(workload)}"] for name in (OURS, OPENED, READ)})
+        row = Row("views", f"view of {size(workload)}", None, 0, values={"ns of a view": of_it[OURS]})
+        if workload is LARGE:
+            row.values["growth"] = growth
+            row.notes = [f"x{growth:.2f} of a view of {size(SMALL)}"]
+        record(row, of_it, OURS)
 
 
 def forks(manager: shmkv.KvCacheManager, source: Source) -> dict[str, Callable[[], None]]:
@@ -81,12 +91,11 @@ def forks(manager: shmkv.KvCacheManager, source: Source) -> dict[str, Callable[[
 
 
 def test_fork(prompt: Process, manager: shmkv.KvCacheManager, run: Run, record: Record, benchmark: BenchmarkFixture) -> None:
-    source = Source(**prompt.call("publish", num_tensors=LARGE.num_tensors, row_nbytes=LARGE.row_nbytes))
-    calls = forks(manager, source)
-    calls[OURS]()
-    others = [Contender(name, repeat(call)) for name, call in calls.items() if name != OURS]
-    medians = interleave(benchmark, Contender(OURS, repeat(calls[OURS])), others, rounds=run.rounds(40), number=4)
-    prompt.call("drop", cache_id=source.cache_id)
+    with published(prompt, LARGE) as source:
+        calls = forks(manager, source)
+        calls[OURS]()
+        others = [Contender(name, repeat(call)) for name, call in calls.items() if name != OURS]
+        medians = interleave(benchmark, Contender(OURS, repeat(calls[OURS])), others, rounds=run.rounds(40), number=4)
     row = Row("views", "fork of 512 MiB", None, 0)
     row.values = {"ns of a fork": medians[OURS]}
     row.notes = [f"writing {WRITTEN_PAGES} pages of it adds {(medians[WRITES] - medians[OURS]) / WRITTEN_PAGES:.0f} ns a page, "

@@ -41,6 +41,7 @@ BUDGETS = [
     Budget("small, ", "growth", 1.10),
     Budget("loop", "ours/best", 1 / 0.9),
     Budget("view", "ns of a view", 5000),
+    Budget("view", "growth", 1.25),
     Budget("fork", "ns of a fork", 100_000),
     Budget("last layer", "ns beyond C", 80_000),
     Budget("prefill", "ns after the last layer", 2_000_000),

@@ -12,6 +12,7 @@ import cluster
 import pytest
 import report
 from measure import Medians
+from on_two import HELPER_ID, Helper
 from programs import Process
 from session import DECODER_ID, PROMPT_ID, Record, Run
 
@@ -65,7 +66,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def _show(terminalreporter: pytest.TerminalReporter, config: pytest.Config, run: Run) -> None:
-    about = report.machine()
+    about = report.machine(run.rows)
     run.rows = report.sort(run.rows)
     terminalreporter.write_line(report.table(run.rows))
     terminalreporter.write_line("\n" + report.LEGEND)
@@ -138,6 +139,13 @@ def decoder(prompt: Process) -> Iterator[shmkv.LLMDataDist]:
 @pytest.fixture(scope="session")
 def manager(decoder: shmkv.LLMDataDist) -> shmkv.KvCacheManager:
     return decoder.kv_cache_manager
+
+
+@pytest.fixture(scope="module")
+def two_threads(prompt: Process) -> Iterator[Helper]:
+    """A second decoder process: it copies on two threads, where this one has a single one."""
+    with Process("decoder.py", str(HELPER_ID), str(PROMPT_ID), env={"SHMKV_COPY_THREADS": "2"}) as process:
+        yield Helper(process, process.call("threads"))
 
 
 @pytest.fixture

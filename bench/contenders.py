@@ -11,7 +11,7 @@ import mmap
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -235,30 +235,39 @@ class IoVec(ctypes.Structure):
     _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
 
 
-def readv(source: Source, src: list[ByteArray], dst: list[ByteArray]) -> Contender:
-    """The kernel copies out of the other process's memory; one call for up to 1024 runs."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.process_vm_readv.restype = ctypes.c_ssize_t
-    if len(dst) > GIVEN_IOV:
-        raise ValueError(f"{len(dst)} runs do not fit one call")
-    total = sum(row.nbytes for row in dst)
-    here = (IoVec * len(dst))(*[IoVec(row.ctypes.data, row.nbytes) for row in dst])
-    there = (IoVec * len(dst))(*[IoVec(at, row.nbytes) for at, row in zip(source.addresses, dst, strict=True)])
-    counts = ctypes.c_ulong(len(dst)), ctypes.c_ulong(len(dst)), ctypes.c_ulong(0)
+def readv(pid: int, addresses: list[int], src: list[ByteArray], dst: list[ByteArray]) -> Contender:
+    """The kernel copies out of the other process's memory, from one address there for each row here; a call for each 1024 rows."""
+    pairs = list(zip(addresses, dst, strict=True))
+    calls = [_readv_call(pid, pairs[begin:begin + GIVEN_IOV]) for begin in range(0, len(pairs), GIVEN_IOV)]
 
     def read() -> None:
-        got = libc.process_vm_readv(source.pid, here, counts[0], there, counts[1], counts[2])
-        if got != total:
-            raise OSError(ctypes.get_errno(), f"process_vm_readv moved {got} of {total} bytes")
+        for call in calls:
+            call()
 
     return Contender(READV, repeat(read), same_bytes(READV, src, dst))
 
 
+def _readv_call(pid: int, pairs: list[tuple[int, ByteArray]]) -> Callable[[], None]:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.process_vm_readv.restype = ctypes.c_ssize_t
+    total = sum(row.nbytes for _, row in pairs)
+    here = (IoVec * len(pairs))(*[IoVec(row.ctypes.data, row.nbytes) for _, row in pairs])
+    there = (IoVec * len(pairs))(*[IoVec(address, row.nbytes) for address, row in pairs])
+    counts = ctypes.c_ulong(len(pairs)), ctypes.c_ulong(len(pairs)), ctypes.c_ulong(0)
+
+    def read() -> None:
+        got = libc.process_vm_readv(pid, here, counts[0], there, counts[1], counts[2])
+        if got != total:
+            raise OSError(ctypes.get_errno(), f"process_vm_readv moved {got} of {total} bytes")
+
+    return read
+
+
 def unix_socket(prompt: programs.Process, source: Source, src: list[ByteArray], dst: list[ByteArray],
-                stack: contextlib.ExitStack) -> Contender:
-    """Ask by one byte, receive row after row into the destination."""
+                stack: contextlib.ExitStack, blocks: Sequence[int] = ()) -> Contender:
+    """Ask by one byte, receive row after row into the destination; of each tensor all of it, or `blocks` as long as a row here."""
     path = f"\0shmkv-bench-{os.getpid()}-{source.cache_id}-{id(dst):x}"
-    prompt.call("listen", cache_id=source.cache_id, path=path)
+    prompt.call("listen", cache_id=source.cache_id, path=path, blocks=list(blocks), block_nbytes=dst[0].nbytes)
     connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     connection.connect(path)
     rows = [row.data for row in dst]

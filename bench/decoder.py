@@ -11,6 +11,7 @@ from functools import partial
 
 import cluster
 import programs
+from blocks import Blocks
 from contenders import Target
 from measure import Contender
 
@@ -28,7 +29,7 @@ class Decoder:
     def __init__(self, cluster_id: int, prompt_id: int) -> None:
         self._dist = cluster.join(shmkv.LLMRole.DECODER, cluster_id)
         cluster.link(self._dist, prompt_id)
-        self._target: Target | None = None
+        self._target: Target | Blocks | None = None
         self._parked = contextlib.ExitStack()       # the thread that copies beside this one
         self._calls: dict[str, Callable[[], object]] = {}
         self._prompt_id = prompt_id
@@ -37,9 +38,18 @@ class Decoder:
 
     def target(self, source: dict[str, object], num_tensors: int, row_nbytes: int, at: int, kernel: str,
                streaming: bool) -> None:
-        """Allocate a destination for `source` and prepare both ways to fill it."""
+        """Allocate a destination for `source` and prepare all ways to fill it."""
         self.forget()
         target = Target(self._dist.kv_cache_manager, cluster.Source(**source), num_tensors, row_nbytes, at)  # type: ignore[arg-type]
+        self._aim(target, kernel, streaming)
+
+    def target_blocks(self, source: dict[str, object], at: int, kernel: str, streaming: bool) -> None:
+        """The same for the paged workload."""
+        self.forget()
+        target = Blocks(self._dist.kv_cache_manager, cluster.Source(**source), at)    # type: ignore[arg-type]
+        self._aim(target, kernel, streaming)
+
+    def _aim(self, target: Target | Blocks, kernel: str, streaming: bool) -> None:
         self._target = target
         self._calls = {"pull": target.pull_call(), "bare": target.run_list(kernel, streaming).copy,
                        "bare on two": self._bare_on_two(partial(target.bare_two, kernel, streaming, self._parked))}
@@ -135,8 +145,8 @@ def main() -> None:
     decoder = Decoder(int(sys.argv[1]), int(sys.argv[2]))
     try:
         programs.serve({
-            "target": decoder.target, "forget": decoder.forget, "check": decoder.check, "run": decoder.run,
-            "run_between": decoder.run_between, "threads": decoder.threads, "wait_idle": decoder.wait_idle,
+            "target": decoder.target, "target_blocks": decoder.target_blocks, "forget": decoder.forget, "check": decoder.check,
+            "run": decoder.run, "run_between": decoder.run_between, "threads": decoder.threads, "wait_idle": decoder.wait_idle,
             "stop_waiting": decoder.stop_waiting,
         })
     finally:

@@ -100,9 +100,11 @@ class Prompt:
         copy.close()
         copy.unlink()
 
-    def listen(self, cache_id: int, path: str) -> None:
-        """Send the cache over a unix socket, once for each byte that arrives there."""
-        rows = [cluster.bytes_at(tensor.data_ptr, tensor.nbytes).data for tensor in self._caches[cache_id].tensors]
+    def listen(self, cache_id: int, path: str, blocks: list[int], block_nbytes: int) -> None:
+        """Send the cache, or these blocks of each tensor, over a unix socket, once for each byte that arrives there."""
+        tensors = [cluster.bytes_at(tensor.data_ptr, tensor.nbytes) for tensor in self._caches[cache_id].tensors]
+        rows = [tensor.reshape(-1, block_nbytes)[block].data for tensor in tensors for block in blocks] if blocks else \
+            [tensor.data for tensor in tensors]
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(path)
         listener.listen(1)
@@ -128,6 +130,14 @@ class Prompt:
         self._manager.publish(self._cycled)
         return time.perf_counter_ns() - begin
 
+    def cycle_again(self, num_tensors: int, row_nbytes: int, req_id: int, number: int) -> int:
+        """The same so often, back to back, after one that is not counted; the key is removed where a decoder would consume it."""
+        spent = []
+        for _ in range(number + 1):
+            spent.append(self.cycle_begin(num_tensors, row_nbytes, req_id))
+            self._manager.remove_cache_key(shmkv.CacheKey(self._id, req_id, 0))
+        return sum(spent[1:])
+
     def cycle_end(self) -> None:
         if self._cycled is not None:
             self._manager.deallocate_cache(self._cycled)
@@ -152,7 +162,8 @@ def main() -> None:
         programs.serve({
             "publish": prompt.publish, "publish_blocks": prompt.publish_blocks, "drop": prompt.drop, "crowd": prompt.crowd,
             "share": prompt.share, "unshare": prompt.unshare, "listen": prompt.listen, "cycle_begin": prompt.cycle_begin,
-            "cycle_end": prompt.cycle_end, "cycle_source": prompt.cycle_source, "faults": cluster.faults, **prompt.prefill.commands,
+            "cycle_again": prompt.cycle_again, "cycle_end": prompt.cycle_end, "cycle_source": prompt.cycle_source,
+            "faults": cluster.faults, **prompt.prefill.commands,
         })
     finally:
         prompt.close()

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import datetime
 import importlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -75,7 +76,8 @@ def speed_text(row: Row) -> str:
     return f"{row.nbytes / row.ours:.1f}" if row.nbytes and row.ours else BLANK
 
 
-GROUPS = ("workloads", "small pulls", "decoders", "views", "streaming", "index", "look-ups", "cycles", "lock", "loops")
+GROUPS = ("workloads", "small pulls", "decoders", "views", "streaming", "index", "look-ups", "cycles", "lock", "loops",
+          "thresholds")
 
 
 def sort(rows: list[Row]) -> list[Row]:
@@ -133,7 +135,8 @@ def comparison(rows: Iterable[Row]) -> str:
 
 LEGEND = ("ours: median time of one go; 2 threads, prepared: our other ways; /X: our time divided by that of X in the same rounds, "
           "below 1 is faster than X;\n/C 2, /torch 2: ours with 2 threads against theirs; "
-          "at: the byte of its page where each destination row begins.")
+          "at: the byte of its page where each destination row begins.\n"
+          "No 2 threads for less than 8 MiB: a pull lets the second one sleep there.")
 
 
 # -- the machine -------------------------------------------------------------------------------------------------------
@@ -162,26 +165,28 @@ def _linux() -> str:
     return ".".join(platform.release().split("-")[0].split(".")[:2])
 
 
-def machine() -> dict[str, Any]:
-    """Where and when a run took place, and with what."""
+def machine(rows: Iterable[Row] = ()) -> dict[str, Any]:
+    """Where and when a run took place, and with what; torch where it took part in one of the rows."""
     import numpy
 
     import shmkv
     from shmkv import _copy
     chosen = _copy.current()
     libc = " ".join(platform.libc_ver())
+    torch = {"torch": importlib.metadata.version("torch")} if any("torch" in row.times for row in rows) else {}
     return {
         "cpu": _cpu(), "cores": len(os.sched_getaffinity(0)), "memory_gib": _memory_gib(), "linux": _linux(),
-        "libc": libc, "python": platform.python_version(), "numpy": numpy.__version__, "shmkv": shmkv.__version__,
+        "libc": libc, "python": platform.python_version(), "numpy": numpy.__version__, **torch, "shmkv": shmkv.__version__,
         "kernel": chosen["kernel"], "nt_threshold": chosen["nt_threshold"],
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
     }
 
 
 def machine_line(about: dict[str, Any]) -> str:
+    torch = f", torch {about['torch']}" if "torch" in about else ""
     return (f"{about['cpu']}, {about['cores']} cores, {about['memory_gib']} GiB; Linux {about['linux']}, {about['libc']}, "
-            f"Python {about['python']}, numpy {about['numpy']}; shmkv {about['shmkv']} with loop {about['kernel']}, streaming from "
-            f"{about['nt_threshold'] >> 20} MiB; {about['date']}")
+            f"Python {about['python']}, numpy {about['numpy']}{torch}; shmkv {about['shmkv']} with loop {about['kernel']}, "
+            f"streaming from {about['nt_threshold'] >> 20} MiB; {about['date']}")
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

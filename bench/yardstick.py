@@ -39,7 +39,7 @@ def fastest(medians: Medians) -> str:
     return min(medians.samples, key=medians.__getitem__)
 
 
-def choose(target: BareCopy, rounds: int, number: int) -> Loop:
+def choose(target: BareCopy, rounds: int, number: int = 1) -> Loop:
     """Let all loops copy the target's runs in turns; the fastest is the yardstick."""
     candidates = {str(loop): loop for loop in loops()}
     contenders = [target.bare(loop.kernel, loop.streaming, name) for name, loop in candidates.items()]
