@@ -86,6 +86,19 @@ class AllocateManyRows(Scenario):
         self.peer.send("allocate", name="new", num_tensors=4, shape=(600, 8), keys=tuple(req(1, 1000 + row) for row in range(600)))
 
 
+class GiveBackIndex(Scenario):
+    """Collect after the key index grew out of a table that has pages of its own."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        for first, rows in ((1000, 600), (2000, 1000)):
+            self.peer.call("allocate", name=f"new {first}", num_tensors=1, shape=(rows, 8),
+                           keys=tuple(req(1, first + row) for row in range(rows)))
+
+    def act(self) -> None:
+        self.peer.send("collect")
+
+
 class Reuse(Scenario):
     """Allocate again in the memory of a cache that was freed."""
 

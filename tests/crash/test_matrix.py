@@ -1,4 +1,4 @@
-"""Who dies, where, and what must hold afterwards: every row of the matrix in docs/reliability.md, in four ways."""
+"""Who dies, where, and what must hold afterwards: every row of the matrix in docs/reliability.md, in five ways."""
 from __future__ import annotations
 
 import re
@@ -40,7 +40,9 @@ def scenario(row: Row, namespace: Namespace, crash_build: Path) -> Iterator[Scen
     house = House(namespace, {**builds.environment("crash", crash_build), **kind.env})
     made = kind(house)
     made.prepare()
+    house.begin_work()
     yield made
+    house.end_work()
     house.restart()
     house.assert_nothing_kept()
     house.assert_no_leftovers()
@@ -88,6 +90,14 @@ def test_the_other_dies(row: Row, scenario: Scenario) -> None:
     assert time.monotonic() - began < PATIENCE_MS / 2000
     scenario.is_done()
     scenario.forget_links()
+    scenario.house.judge()
+
+
+@EACH_ROW_OF_TWO
+def test_both_ends_die(row: Row, scenario: Scenario) -> None:
+    stop_at(scenario, row)
+    for cluster_id in (scenario.actor, scenario.other):
+        scenario.house.peers[cluster_id].kill()
     scenario.house.judge()
 
 
