@@ -41,8 +41,8 @@ def _run(folder: Path, lines: str, tests: str = SKIPPING) -> tuple[set[str], str
     (folder / "test_it.py").write_text(tests)
     paths = [str(folder), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     options = ["-q", "-p", "no:cacheprovider", f"--rootdir={folder}", "-o", "timeout=50"]
-    done = subprocess.run([sys.executable, "-m", "pytest", *options, str(folder)], cwd=folder, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-                          capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = subprocess.run([sys.executable, "-m", "pytest", *options, str(folder)], cwd=folder, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, timeout=DEADLINE_S, check=False)
     last = done.stdout.splitlines()[-1]
     return set(re.sub(r" in [\d.]+s.*", "", last).split(", ")), done.stdout + done.stderr
 

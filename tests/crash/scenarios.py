@@ -26,6 +26,7 @@ class Scenario(ABC):
 
     actor = 1
     other = 2
+    both_act: ClassVar[bool] = False        # is there a record or a row that both of them use in the call?
     env: ClassVar[dict[str, str]] = {}
 
     def __init__(self, house: House) -> None:
@@ -91,7 +92,7 @@ class GiveBackIndex(Scenario):
 
     def prepare(self) -> None:
         super().prepare()
-        for first, rows in ((1000, 600), (2000, 1000)):
+        for first, rows in ((1000, 600), (2000, 1600)):
             self.peer.call("allocate", name=f"new {first}", num_tensors=1, shape=(rows, 8),
                            keys=tuple(req(1, first + row) for row in range(rows)))
 
@@ -248,6 +249,7 @@ class Pull(Scenario):
 
     actor = 2
     other = 1
+    both_act = True
     env: ClassVar[dict[str, str]] = NO_RECYCLING
 
     def prepare(self) -> None:
