@@ -72,6 +72,8 @@ class IndexModel:
         else:
             free = min(i for i in range(SIZE) if table[i] < OTHER)
             yield "inserts an entry", _part(index, now, put(table, free, OTHER))
+        if index.version and any(index.parts[1 - now]):
+            yield "punches the replaced table", _part(index, 1 - now, (EMPTY,) * SIZE)
         if index.version < self.grows:
             yield "begins to grow", index._replace(owner="switch" if self.switches_before_refill else "clear")
 

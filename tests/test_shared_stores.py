@@ -15,7 +15,8 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "shmkv"
 EXEMPTIONS = Path(__file__).with_name("shared_stores.txt")
 FUNCTION = re.compile(r"^\s*(?:def|cdef|cpdef)\b[^=]*?(?P<name>\w+)\(")
-ORDERED = re.compile(r"\b(?:store(?:32|64)_(?!relaxed)\w+|exchange(?:32|64)_\w+|swap(?:32|64)_\w+|add(?:32|64)_\w+)\(")
+ORDERED = re.compile(r"\b(?:store(?:32|64)_(?!relaxed)\w+|exchange(?:32|64)_\w+|swap(?:32|64)_\w+|add(?:32|64)_\w+)\("
+                     r"|\bmadvise\(.*\bMADV_REMOVE\b")       # whole pages of zeros, all at once
 RECORDS = "header|cache|row|link|side|member|ended|tensor|entries|words_of_row"
 PLAIN = re.compile(rf"^\s*(?:(?:{RECORDS})(?:\.|\[)[\w.\[\]]*\s*[+|&]?=[^=]|(?:memcpy|memset)\((?:{RECORDS})\b)"
                    r"|\b(?:store(?:32|64)_relaxed|store_words|clear_words)\(")
@@ -117,6 +118,8 @@ def test_no_exemption_is_out_of_date() -> None:
     ("cdef f():\n    row.key_kind = 1\n", ["row.key_kind = 1"]),
     ("cdef f():\n    row.key_kind = 1\n    store32_release(&a, 1)\n    crash_point(b'x')\n", []),
     ("cdef f():\n    crash_point(b'x')\n\n\ncdef g():\n    exchange64_seq(&a, 1)\n", ["exchange64_seq(&a, 1)"]),
+    ("cdef f():\n    madvise(p, n, MADV_REMOVE)\n", ["madvise(p, n, MADV_REMOVE)"]),
+    ("cdef f():\n    crash_point(b'x')\n    madvise(p, n, MADV_REMOVE)\n", []),
     ("cdef f():\n    if row.a == 1 and load32_acquire(&b):\n        return 0\n", []),
 ])
 def test_the_rule_finds_what_it_should(text: str, missing: list[str]) -> None:

@@ -60,7 +60,7 @@ NOBODYS = {"owner died": 0x40000000, "owner died, waited for": 0xC0000000, "all 
 
 @pytest.mark.parametrize("what", list(NOBODYS))
 def test_fr_061_a_word_that_nobody_holds(namespace: Namespace, prompt: StartPeer, decoder: StartPeer, what: str) -> None:
-    p, d = prompt(1), decoder(2, sync_kv_timeout=1000)
+    p, d = prompt(1), decoder(2, sync_kv_timeout=500)
     p.call("allocate", name="kv")
     p.call("fill", name="kv", generation=1)
     d.call("allocate", name="kv")
@@ -71,7 +71,8 @@ def test_fr_061_a_word_that_nobody_holds(namespace: Namespace, prompt: StartPeer
         outcome, cpu_s, _ = d.call("execute", code=_TIMED_PULL)
         assert outcome in (SUCCESS, TIMED_OUT), "right bytes or LLMException"
         assert outcome == SUCCESS or (d.read("kv") == 0x5A).all(), "and then no byte was touched"
-        assert cpu_s < 0.5, "no tight loop: half of the time that a wait may take"
+        print(f"{what}: {cpu_s * 1000:.1f} ms of processor time")
+        assert cpu_s < 0.1, "no tight loop: of processor time, whatever the clock says"
         if found.get("LinkRecord", "state") & 0xFF == LINK_LIVE:
             found.put("LinkRecord", "word", 0)
         else:

@@ -1,6 +1,7 @@
 """Field case FR-060: the wheel as installed heals what a killed holder left, and nothing of that is compiled out in silence."""
 from __future__ import annotations
 
+import glob
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ from reference import SUCCESS, geometry, pattern
 
 pytestmark = pytest.mark.timeout(builds.BUILD_DEADLINE_S + 300)
 RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
-OTHERS = [f"3.{minor}" for minor in range(10, 14) if f"3.{minor}" != RUNNING]
+OTHERS = [f"3.{minor}" for minor in range(10, 15) if f"3.{minor}" != RUNNING]
 RIGHT = pattern(geometry(4, [2, 8], 2), 1)[:, :, 0].tolist()
 _HOLD = """
 import ctypes, memory
@@ -55,11 +56,22 @@ def installed(namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return target
 
 
+def _interpreter(version: str) -> str | None:
+    """A Python that can make virtual environments: on PATH, or one of pyenv's, whose commands on PATH run a chosen one alone."""
+    home = os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv"))
+    found = [f"python{version}", *sorted(glob.glob(f"{home}/versions/{version}.*/bin/python{version}"))]
+    return next((python for python in found if shutil.which(python) and _makes_environments(python)), None)
+
+
+def _makes_environments(python: str) -> bool:
+    return subprocess.run([python, "-c", "import ensurepip, venv"], capture_output=True, timeout=60, check=False).returncode == 0
+
+
 @pytest.fixture(params=OTHERS)
 def environment(request: pytest.FixtureRequest, namespace: Namespace, tmp_path: Path) -> Path:
     """A virtual environment of another supported Python with the wheel, and every process of the namespace runs there."""
-    python = shutil.which(f"python{request.param}")
-    if python is None or subprocess.run([python, "-c", "import ensurepip, venv"], capture_output=True, timeout=60).returncode:
+    python = _interpreter(request.param)
+    if python is None:
         pytest.skip(f"needs Python {request.param}")
     wheel = _wheel(python, tmp_path)
     folder = tmp_path / "environment"
@@ -111,7 +123,7 @@ def test_fr_060_a_killed_holder_in_the_wheel_as_installed(namespace: Namespace, 
     assert _after_killed_holders(namespace, installed) == [RIGHT, RIGHT]
 
 
-@pytest.mark.soak
+@pytest.mark.soak           # the package is compiled once more for each; `make test` has the running Python alone
 def test_fr_060_a_killed_holder_with_each_supported_python(namespace: Namespace, environment: Path) -> None:
     assert _after_killed_holders(namespace, environment) == [RIGHT, RIGHT]
 

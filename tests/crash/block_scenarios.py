@@ -44,6 +44,7 @@ class PullBlocks(Scenario):
 
     actor = 2
     other = 1
+    both_act = True
     env: ClassVar[dict[str, str]] = NO_RECYCLING
 
     def prepare(self) -> None:

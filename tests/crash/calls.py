@@ -24,6 +24,7 @@ from crash.scenarios import (
     FirstInit,
     Free,
     FreeAndKeep,
+    GiveBackIndex,
     Init,
     LastFinalize,
     Publish,
@@ -41,8 +42,8 @@ from crash.waits import WAITS
 
 SCENARIOS: dict[str, type[Scenario]] = {
     "init": Init, "first init": FirstInit, "sweep": Sweep, "finalize": Finalize, "last finalize": LastFinalize,
-    "allocate": Allocate, "allocate many rows": AllocateManyRows, "reuse": Reuse, "publish": Publish, "bind": Bind,
-    "unbind": Unbind, "remove": RemoveKey, "free": Free, "free and keep": FreeAndKeep, "settle": Settle,
+    "allocate": Allocate, "allocate many rows": AllocateManyRows, "collect": GiveBackIndex, "reuse": Reuse, "publish": Publish,
+    "bind": Bind, "unbind": Unbind, "remove": RemoveKey, "free": Free, "free and keep": FreeAndKeep, "settle": Settle,
     "pull": Pull, "pull the last part": PullLastPart, "pull waited for": PullWaitedFor,
     "link": Link, "link without memory": LinkWithoutMemory, "link over a dead one": LinkOverDead, "link one more": LinkMore,
     "unlink": Unlink, "unlink by force": UnlinkByForce, "unlink by the prompt": UnlinkIncoming,

@@ -22,6 +22,33 @@ PROMPTS, DECODERS = (1, 4), (2, 3)
 ROLES = {1: "PROMPT", 4: "PROMPT", 9: "PROMPT", 2: "DECODER", 3: "DECODER", 5: "DECODER"}
 SHAPE = (2, 64)
 TENSORS = 4
+WORK_GENERATION = 4711
+# Cluster 3: row 0 of cluster 4's cache, again and again, until it is told to end.
+WORK = """
+import threading
+import reference
+cache, agent.done, agent.wrong, agent.enough = agent.caches["work"], 0, [], threading.Event()
+wanted = [tensor.tobytes() for tensor in reference.pattern(reference.geometry({tensors}, {shape}, 2), {generation})[:, :, 0]]
+def work():
+    while not agent.enough.wait(0.001):
+        try:
+            agent.dist.kv_cache_manager.pull_cache(shmkv.CacheKeyByIdAndIndex(4, {cache_id}), cache)
+            right = [tensor.numpy()[0].tobytes() for tensor in cache.tensors] == wanted
+            agent.wrong += [] if right else ["wrong bytes"]
+        except Exception as error:
+            agent.wrong.append(repr(error))
+        agent.done += 1
+agent.worker = threading.Thread(target=work, daemon=True)
+agent.worker.start()
+"""
+END_WORK = """
+before = agent.done
+while agent.worker.is_alive() and agent.done == before:
+    agent.enough.wait(0.001)
+agent.enough.set()
+agent.worker.join(20)
+result = [agent.worker.is_alive(), agent.wrong[:5]]
+"""
 
 
 class House:
@@ -33,6 +60,7 @@ class House:
         self.peers: dict[int, Peer] = {}
         self.links: set[tuple[int, int]] = set()
         self._next_req = 1
+        self._works = False
 
     # -- setting up -------------------------------------------------------------------------------------------------
 
@@ -56,6 +84,24 @@ class House:
         self.start((*PROMPTS, *DECODERS))
         for decoder in DECODERS:
             self.link(decoder, PROMPTS)
+
+    # -- two that have no part in it ----------------------------------------------------------------------------------
+
+    def begin_work(self) -> None:
+        """Cluster 3 pulls from cluster 4 until the end, whatever the others do, if both are there."""
+        if len(self.living((3, 4))) == 2:
+            self.peers[4].call("allocate", name="work", num_tensors=TENSORS, shape=SHAPE)
+            self.peers[4].call("fill", name="work", generation=WORK_GENERATION)
+            cache_id = self.peers[4].call("execute", code="result = agent.caches['work'].cache_id")
+            self.peers[3].call("allocate", name="work", num_tensors=TENSORS, shape=SHAPE)
+            self.peers[3].call("execute", code=WORK.format(tensors=TENSORS, shape=list(SHAPE), generation=WORK_GENERATION,
+                                                           cache_id=cache_id))
+            self._works = True
+
+    def end_work(self) -> None:
+        """It was not disturbed, and goes on until now."""
+        if self._works and self.peers[3].is_alive:
+            assert self.peers[3].call("execute", code=END_WORK) == [False, []]
 
     # -- caches, keys, pulls ----------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ class Link(Scenario):
 
     actor = 5
     other = 1
+    both_act = True
 
     def prepare(self) -> None:
         super().prepare()
@@ -73,6 +74,7 @@ class Unlink(Scenario):
 
     actor = 2
     other = 1
+    both_act = True
 
     def act(self) -> None:
         self.peer.send("unlink", ids=[1])

@@ -18,6 +18,7 @@ class Push(Scenario):
 
     actor = 1
     other = 2
+    both_act = True
     env: ClassVar[dict[str, str]] = NO_RECYCLING
 
     def prepare(self) -> None:

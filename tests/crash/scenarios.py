@@ -26,6 +26,7 @@ class Scenario(ABC):
 
     actor = 1
     other = 2
+    both_act: ClassVar[bool] = False        # is there a record or a row that both of them use in the call?
     env: ClassVar[dict[str, str]] = {}
 
     def __init__(self, house: House) -> None:
@@ -84,6 +85,19 @@ class AllocateManyRows(Scenario):
 
     def act(self) -> None:
         self.peer.send("allocate", name="new", num_tensors=4, shape=(600, 8), keys=tuple(req(1, 1000 + row) for row in range(600)))
+
+
+class GiveBackIndex(Scenario):
+    """Collect after the key index grew out of a table that has pages of its own."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        for first, rows in ((1000, 600), (2000, 1600)):
+            self.peer.call("allocate", name=f"new {first}", num_tensors=1, shape=(rows, 8),
+                           keys=tuple(req(1, first + row) for row in range(rows)))
+
+    def act(self) -> None:
+        self.peer.send("collect")
 
 
 class Reuse(Scenario):
@@ -235,6 +249,7 @@ class Pull(Scenario):
 
     actor = 2
     other = 1
+    both_act = True
     env: ClassVar[dict[str, str]] = NO_RECYCLING
 
     def prepare(self) -> None:

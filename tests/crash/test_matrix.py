@@ -1,4 +1,4 @@
-"""Who dies, where, and what must hold afterwards: every row of the matrix in docs/reliability.md, in four ways."""
+"""Who dies, where, and what must hold afterwards: every row of the matrix in docs/reliability.md, in five ways."""
 from __future__ import annotations
 
 import re
@@ -24,6 +24,10 @@ ROWS = rows()
 EACH_ROW = pytest.mark.parametrize("row", ROWS, ids=str)
 # The first of all to join and the last to leave have nobody at the other end.
 EACH_ROW_OF_TWO = pytest.mark.parametrize("row", [row for row in ROWS if row.call not in ("first init", "last finalize")], ids=str)
+# Where the other end has no part in the call, one row a call: it makes no difference at which step both die.
+FIRST_OF_CALL = list({row.call: row for row in reversed(ROWS)}.values())
+EACH_ROW_OF_BOTH = pytest.mark.parametrize("row", [row for row in ROWS if row.call not in ("first init", "last finalize")
+                                                   and (SCENARIOS[row.call].both_act or row in FIRST_OF_CALL)], ids=str)
 SURVIVABLE = {SUCCESS, TIMED_OUT}
 DEADLINE_S = 60
 
@@ -40,7 +44,9 @@ def scenario(row: Row, namespace: Namespace, crash_build: Path) -> Iterator[Scen
     house = House(namespace, {**builds.environment("crash", crash_build), **kind.env})
     made = kind(house)
     made.prepare()
+    house.begin_work()
     yield made
+    house.end_work()
     house.restart()
     house.assert_nothing_kept()
     house.assert_no_leftovers()
@@ -88,6 +94,14 @@ def test_the_other_dies(row: Row, scenario: Scenario) -> None:
     assert time.monotonic() - began < PATIENCE_MS / 2000
     scenario.is_done()
     scenario.forget_links()
+    scenario.house.judge()
+
+
+@EACH_ROW_OF_BOTH
+def test_both_ends_die(row: Row, scenario: Scenario) -> None:
+    stop_at(scenario, row)
+    for cluster_id in (scenario.actor, scenario.other):
+        scenario.house.peers[cluster_id].kill()
     scenario.house.judge()
 
 

@@ -74,6 +74,7 @@ class _UnderWaiter(Scenario):
 
     actor = 1
     other = 5
+    both_act = True
     outcomes: ClassVar[set[str]] = {"LLM_SUCCESS", TIMED_OUT}
 
     def prepare(self) -> None:

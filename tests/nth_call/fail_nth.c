@@ -19,11 +19,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define CALLER __builtin_return_address(0)
@@ -42,6 +44,7 @@ static struct { uintptr_t begin, end; int who; } maps[MAPS_MAX];
 static int maps_known;
 static unsigned armed, seen, failed;            /* armed: from here on calls count; seen: how many did; failed: how many of them */
 static unsigned nth, last, variant;             /* calls nth to last fail, with the first or the second errno of their list */
+static int without_fallocate;                   /* as on a file system that has no such call */
 static void *blocks[BLOCKS_MAX];                /* what extensions have allocated and nobody has freed */
 static char first_failed[128];
 static struct { const char *call; unsigned count; } tallies[TALLIES];
@@ -153,6 +156,7 @@ void nth_arm(unsigned from, unsigned to, unsigned which)
 }
 
 void nth_disarm(void) { __atomic_store_n(&armed, 0, __ATOMIC_RELEASE); }
+void nth_without_fallocate(int yes) { without_fallocate = yes; }
 unsigned nth_seen(void) { return seen; }
 unsigned nth_failed(void) { return failed; }
 unsigned nth_blocks(void)
@@ -271,6 +275,7 @@ TRUNCATE(ftruncate64, off64_t)
     {                                                                                                   \
         DECIDE_ONCE("posix_fallocate", fd, NULL, ENOSPC, ENOMEM, EINTR);                                \
         if (number) return number;                                                                      \
+        if (without_fallocate && is_ours_open(fd)) return EOPNOTSUPP;                                   \
         return ((int (*)(int, type, type))real(#name))(fd, offset, length);                             \
     }
 FALLOCATE(posix_fallocate, off_t)
@@ -312,6 +317,19 @@ ssize_t read(int fd, void *into, size_t nbytes)
     if (number) FAIL(-1);
     return syscall(SYS_read, fd, into, nbytes);
 }
+
+/* At a place of a file: out of segments, into them, and zeros where there is no fallocate. */
+#define AT_A_PLACE(name, called, buffer, type, first, second)                                           \
+    ssize_t name(int fd, buffer bytes, size_t nbytes, type offset)                                      \
+    {                                                                                                   \
+        DECIDE_ONCE(called, fd, NULL, first, second, EINTR);                                            \
+        if (number) FAIL(-1);                                                                           \
+        return ((ssize_t (*)(int, buffer, size_t, type))real(#name))(fd, bytes, nbytes, offset);        \
+    }
+AT_A_PLACE(pread, "pread", void *, off_t, EIO, ENOMEM)
+AT_A_PLACE(pread64, "pread", void *, off64_t, EIO, ENOMEM)
+AT_A_PLACE(pwrite, "pwrite", const void *, off_t, ENOSPC, ENOMEM)
+AT_A_PLACE(pwrite64, "pwrite", const void *, off64_t, ENOSPC, ENOMEM)
 
 ssize_t getrandom(void *into, size_t nbytes, unsigned flags)
 {
@@ -368,6 +386,37 @@ int madvise(void *address, size_t nbytes, int advice)
     }
 PROCESS_VM(process_vm_readv)
 PROCESS_VM(process_vm_writev)
+
+/* -- processes: of extensions alone. A child counts on from where its parent was, beside it ---------------------------------------- */
+
+pid_t fork(void)
+{
+    DECIDE("fork", -1, NULL, EAGAIN, ENOMEM);
+    if (number) FAIL(-1);
+    return REAL(fork)();
+}
+
+/* A child that is not waited for is one that somebody else has waited for. */
+pid_t waitpid(pid_t pid, int *status, int options)
+{
+    DECIDE_ONCE("waitpid", -1, NULL, ECHILD, ECHILD, EINTR);
+    if (number && number != EINTR) REAL(waitpid)(pid, status, options);
+    if (number) FAIL(-1);
+    return REAL(waitpid)(pid, status, options);
+}
+
+int prctl(int option, ...)
+{
+    unsigned long a[4];
+    va_list rest;
+    int i;
+    DECIDE("prctl", -1, NULL, EINVAL, EPERM);
+    if (number) FAIL(-1);
+    va_start(rest, option);
+    for (i = 0; i < 4; i++) a[i] = va_arg(rest, unsigned long);
+    va_end(rest);
+    return ((int (*)(int, unsigned long, unsigned long, unsigned long, unsigned long))real("prctl"))(option, a[0], a[1], a[2], a[3]);
+}
 
 int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*body)(void *), void *argument)
 {

@@ -1,6 +1,7 @@
 """What is made to fail: for each scenario what comes before, which steps are armed, and how such a life goes on afterwards."""
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from dataclasses import dataclass, field
 
 import memory
 from block_lives import BlockLife
+from kernel_lives import KernelLife
 from lend_lives import LendLife
 from lives import Life
 from private_lives import PrivateLife
@@ -70,6 +72,13 @@ def _miss_a_ring(life: Life) -> Callable[[], None]:
     return take_back
 
 
+def _take_fallocate_away(life: Life) -> Callable[[], None]:
+    """As on a file system that does not have it."""
+    library = ctypes.CDLL(None)
+    library.nth_without_fallocate(1)
+    return lambda: library.nth_without_fallocate(0)
+
+
 def _keep_runs(life: Life) -> None:
     """The list of runs of `bench/`."""
     try:
@@ -92,6 +101,7 @@ def _clean(life: Life) -> None:
     life.step("gc", lambda: cleaning.clean(os.environ["SHMKV_NAMESPACE"]) and None)
 
 
+BY_CALLS = {"SHMKV_COPY": "pread"}
 HOLDING = ("init", "register", "register_host")
 LINKED = ("init", "link", "allocate_small")
 SCENARIOS: dict[str, Scenario] = {
@@ -101,7 +111,9 @@ SCENARIOS: dict[str, Scenario] = {
     "gc": Scenario((), prepare=_leave_a_dead_one, run=_clean),
     "link": Scenario(("link",), ("init",)),
     "allocate and publish": Scenario(("allocate_published",), ("init",), role="PROMPT"),
+    "fallocate unsupported": Scenario(("init", "allocate_published"), role="PROMPT", prepare=_take_fallocate_away),
     "pull": Scenario(("pull_small",), LINKED),
+    "pull by pread": Scenario(("pull_small",), LINKED, environment=BY_CALLS),
     "pull from many segments": Scenario(("pull_more",), LINKED),
     "pull after many segments went": Scenario(("pull_small",), (*LINKED, "pull_more"), prepare=_miss_a_ring),
     "pull after one segment went": Scenario(("pull_small",), (*LINKED, "pull_more", "let_one_go")),
@@ -125,8 +137,12 @@ SCENARIOS: dict[str, Scenario] = {
     "copy_blocks": Scenario(("copy_blocks", "copy_in_turn"), ("init", "link", "register", "pull_blocks"), kind=BlockLife),
     "swap_blocks": Scenario(("swap_blocks",), (*HOLDING, "link", "pull_blocks"), kind=BlockLife),
     "swap_blocks by address": Scenario(("swap_by_address",), HOLDING, kind=BlockLife),
+    "what the kernel allows": Scenario(("ask", "register_private"), ("init_manager",), kind=KernelLife,
+                                       environment={"SHMKV_ALLOW_PTRACE": "1"}),
     "private memory": Scenario(("pull_private", "push_private"), ("init", "link"), kind=PrivateLife),
     "push": Scenario(("push", "push_blocks"), ("init", "allocate_source"), role="PROMPT", prepare=invite, kind=PushLife),
+    "push by pwrite": Scenario(("push", "push_blocks"), ("init", "allocate_source"), role="PROMPT", prepare=invite, kind=PushLife,
+                               environment=BY_CALLS),
     "push to its own": Scenario(("push_own",), ("init", "allocate_source", "allocate_target"), role="PROMPT", kind=PushLife),
     "waits for rows": Scenario(("wait_for_key", "waiting_pull"), LINKED, kind=WaitLife),
     "waits for many rows": Scenario(("waiting_pulls",), LINKED, kind=WaitLife),
