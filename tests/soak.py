@@ -32,6 +32,7 @@ USUAL_MINUTES = 60.0
 ROUNDS = 2.0                        # SHMKV_ROUNDS of a usual run
 KILLS, HOLDING, PULLS, STORM_MINUTES = 10_000, 500, 1_000_000, 15.0
 INPUTS, FLIPPED, LIVE_S = 1_000_000, 100_000, 60.0
+LEAST_PART = {"good_headers": 0.3, "copies": 0.05}       # of the fuzzer's inputs
 STORM_SAYS = ("{kills:,} kills ({kills_a_s:.1f}/s), of these {holding:,} while holding a lock ({pushing:,} of them to push); "
               "{pulls:,} checked pulls ({pulls_a_s:,.0f}/s), {waited:,} of them could wait; {pushes:,} checked pushes "
               "({pushes_a_s:,.0f}/s); {pushed_by_key:,} pushes done by key; {looks:,} looks at views and forks; wrong or stale "
@@ -113,9 +114,12 @@ def read_tests(path: Path) -> tuple[str, list[str]]:
 
 def read_fuzz(path: Path, wanted: int) -> tuple[str, list[str]]:
     found = json.loads(path.read_text())
-    counts = (f"{found['inputs']:,} inputs ({found['inputs'] / found['seconds']:,.0f}/s); {found['pulls']:,} pulls; "
+    parts = {name: found[name] / found["inputs"] for name in LEAST_PART}
+    counts = (f"{found['inputs']:,} inputs ({found['inputs'] / found['seconds']:,.0f}/s); {100 * parts['good_headers']:.1f} % pass "
+              f"magic, version, fingerprint and lengths, {100 * parts['copies']:.1f} % reach a copy; {found['pulls']:,} answers; "
               f"{found['flips']:,} words changed under them")
-    return counts, [f"{found['inputs']:,} of {wanted:,} inputs"] if found["inputs"] < wanted else []
+    faults = [f"{found['inputs']:,} of {wanted:,} inputs"] if found["inputs"] < wanted else []
+    return counts, faults + [f"{name} {100 * part:.1f} % of inputs" for name, part in parts.items() if part < LEAST_PART[name]]
 
 
 def read_storm(path: Path, scale: float) -> tuple[str, list[str]]:
