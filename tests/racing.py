@@ -17,6 +17,7 @@ from collections.abc import Callable
 import memory
 import numpy as np
 from memory import NO_LIFE_FILE, Pair, destination, request, select
+from rounds import LONGER
 
 from shmkv import _copy, _crew, _link_record, _lookup, segment
 from shmkv._acceptor import AcceptedLink
@@ -24,7 +25,7 @@ from shmkv._futex import LockWord
 from shmkv._link_handle import LinkHandle
 from shmkv._local import LocalCache
 
-DEADLINE_S = 300 * max(1, round(float(os.environ.get("SHMKV_ROUNDS", "1"))))
+DEADLINE_S = 300 * max(1, round(LONGER))
 TENSORS, ROWS = 40, 4               # two words of coverage a row
 KEYS = 8
 SPINS = 200

@@ -15,9 +15,10 @@ import builds
 import pytest
 from builds import Edit
 from fuzz import run
+from rounds import LONGER
 
 HERE = Path(__file__).parent
-DEADLINE_S = 300 * max(1, round(float(os.environ.get("SHMKV_ROUNDS", "1"))))
+DEADLINE_S = 300 * max(1, round(LONGER))
 ROUNDS = {"lock": 100_000, "pulls": 300, "coverage": 30, "crew": 20}
 REPORT = "ThreadSanitizer: data race"
 WEAKENED = {

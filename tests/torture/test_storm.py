@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rounds import ROUNDS
 
 from torture import pattern, seeded
 from torture.arguments import Plan
@@ -21,7 +22,6 @@ from torture.report import quantiles
 from torture.shelves import BIG, ROWS, Shape
 
 TESTS = Path(__file__).resolve().parent.parent
-ROUNDS = float(os.environ.get("SHMKV_ROUNDS", "1"))
 KILLS = max(500, int(500 * ROUNDS))
 DEADLINE_S = 600 * max(1.0, ROUNDS)
 
@@ -128,7 +128,7 @@ def test_the_kernel_counts_waits_for_a_processor() -> None:
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         with Clock(board, 3) as clock:
-            before, until = clock.now(), time.monotonic() + DEADLINE_S
+            before, until = clock.now(), time.monotonic() + 20
             while clock.now().stalled_ns - before.stalled_ns < 10**7 and time.monotonic() < until:
                 pass
             after = clock.now()
