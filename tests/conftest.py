@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import skips
-from peer import ROUNDS, Namespace, Peer, StartPeer
+from peer import Namespace, Peer, StartPeer
+from rounds import LONGER, rounds_of
 
 from shmkv import life_file
 
@@ -27,10 +28,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """More rounds have more time: a mark of a test counts for more than --timeout does."""
-    for item in items if ROUNDS > 1 else ():
+    for item in items if LONGER > 1 else ():
         mark = item.get_closest_marker("timeout")
         seconds = mark.args[0] if mark and mark.args else float(config.getini("timeout"))
-        item.add_marker(pytest.mark.timeout(seconds * ROUNDS), append=False)
+        item.add_marker(pytest.mark.timeout(seconds * LONGER), append=False)
 
 
 def _hold_to_list(report: pytest.TestReport | pytest.CollectReport) -> None:
@@ -74,9 +75,9 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
 
 
 @pytest.fixture
-def rounds() -> Callable[[int], int]:
-    """rounds(n): n times the factor SHMKV_ROUNDS, at least 1."""
-    return lambda few: max(1, round(few * ROUNDS))
+def rounds(request: pytest.FixtureRequest) -> Callable[[int], int]:
+    """rounds(n): n times the factor SHMKV_ROUNDS, at least 1; with "full" as often as the test's field case says."""
+    return lambda few: rounds_of(request.node.name, few)
 
 
 @pytest.fixture

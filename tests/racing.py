@@ -17,17 +17,20 @@ from collections.abc import Callable
 import memory
 import numpy as np
 from memory import NO_LIFE_FILE, Pair, destination, request, select
+from rounds import LONGER
 
-from shmkv import _link_record, _lookup, segment
+from shmkv import _copy, _crew, _link_record, _lookup, segment
 from shmkv._acceptor import AcceptedLink
 from shmkv._futex import LockWord
 from shmkv._link_handle import LinkHandle
 from shmkv._local import LocalCache
 
-DEADLINE_S = 300 * max(1, round(float(os.environ.get("SHMKV_ROUNDS", "1"))))
+DEADLINE_S = 300 * max(1, round(LONGER))
 TENSORS, ROWS = 40, 4               # two words of coverage a row
 KEYS = 8
 SPINS = 200
+BIG_INNER = 256 << 10                # a row of so many bytes a tensor is more than one thread copies
+CREW = 3
 MAP_FIXED = 0x10
 _libc = ctypes.PyDLL(None)              # keeps the GIL: letting it go would order more than the library does
 _libc.mmap.restype = ctypes.c_void_p
@@ -75,16 +78,17 @@ def lock(rounds: int, namespace: str) -> None:
 class Arena:
     """An owner with keyed rows, and two links to it; the caches come and go, their memory stays."""
 
-    def __init__(self, namespace: str) -> None:
+    def __init__(self, namespace: str, rows: int = ROWS, inner: int = 64) -> None:
         self.pair = Pair(namespace)
-        self.source = self.pair.add(np.zeros((TENSORS, 1, ROWS, 64), np.uint8))
+        self.rows, self.inner, self.nbytes = rows, inner, TENSORS * rows * inner
+        self.source = self.pair.add(np.zeros((TENSORS, 1, rows, inner), np.uint8))
         self.owner = self.pair.owner
         other = self.owner.claim(2, 0xC3, 3)
         self.handles = [self.pair.handle, LinkHandle(self.owner.region, self.owner.members, NO_LIFE_FILE, other, self.pair.handle
                                                      .segment_path(0)[:-1].encode())]
         self.over = threading.Event()
         self.slot, self.generation, self.cache_id = self.source.slot, self.source.generation, self.source.cache_id
-        self.shapes = [(4096 + i * ROWS * 64, ROWS * 64, 1, ROWS, 64, 4) for i in range(TENSORS)]
+        self.shapes = [(4096 + i * rows * inner, rows * inner, 1, rows, inner, 4) for i in range(TENSORS)]
         self.answers: dict[int, int] = {}
         self.shared: list[int] = []     # where both sides have the bytes of the segment
         self.share_mappings()
@@ -97,13 +101,15 @@ class Arena:
         first, count = (0, -1) if number % 3 else (number % TENSORS, 1)
         words = memory.by_id(self.cache_id) if number % 2 else request(number % KEYS)
         want = select(src_first=first, src_count=count, dst_first=first, dst_count=count, src_row=number % ROWS)
-        status = memory.pull(handle, into, words, want, consumes=True, timeout_ms=20000)
+        self.count(memory.pull(handle, into, words, want, consumes=True, timeout_ms=20000))
+
+    def count(self, status: int) -> None:
         assert status in ANSWERS, status
         self.answers[status] = self.answers.get(status, 0) + 1
 
     def share_mappings(self) -> None:
         """The sanitizer knows addresses, not pages: let the owner write where the readers have mapped the segment to read it."""
-        into, _ = destination(TENSORS, 1, ROWS, 64)
+        into, _ = destination(TENSORS, 1, self.rows, self.inner)
         for handle in self.handles:
             assert memory.pull(handle, into, memory.by_id(self.cache_id), select()) == 0
         fd = os.open(f"{segment.SHM_DIR}/{self.source.path}", os.O_RDWR | os.O_CLOEXEC)
@@ -119,7 +125,7 @@ class Arena:
     def write_bytes(self, value: int) -> None:
         """The owner's bytes for the next cache in the same memory."""
         for address in self.shared:
-            _libc.memset(address, value, TENSORS * ROWS * 64)
+            _libc.memset(address, value, self.nbytes)
 
     def puller(self, number: int) -> Callable[[], None]:
         """A thread that pulls until it is over; the handle is shared by every other thread."""
@@ -164,7 +170,7 @@ class Arena:
     def recycle(self) -> None:
         """Retire, wait until nobody is in it, write other bytes and records, and let readers in again."""
         directory = self.owner.directory
-        for row in range(ROWS):
+        for row in range(self.rows):
             directory.remove(self.slot, row)
         directory.retire(self.slot)
         # Without letting the GIL go: a reader that takes it after its pull would be ordered before us by that alone.
@@ -174,7 +180,7 @@ class Arena:
         self.write_bytes(self.cache_id % 256)
         self.cache_id += 1
         self.slot, self.generation = directory.insert(self.source.region, None, cache_id=self.cache_id, serial=1,
-                                                      tensors=self.shapes, num_rows=ROWS, published=TENSORS)
+                                                      tensors=self.shapes, num_rows=self.rows, published=TENSORS)
 
     def grow(self) -> None:
         """A bigger index, and other records in use; then all of that goes again."""
@@ -231,7 +237,46 @@ def coverage(rounds: int, namespace: str) -> None:
     print("consumed", count.value)
 
 
+def crew(rounds: int, namespace: str) -> None:
+    """Two threads pull more than one thread copies, each over its link: one of them has the crew. Who has pulled writes into its
+    destination at once, and the owner writes other bytes as soon as nobody is in the cache."""
+    _copy.configure(threshold=2**62, threads=CREW)      # ordinary stores: the sanitizer does not see streaming ones
+    arena = Arena(namespace, 1, BIG_INNER)
+    pulled = [0, 0]
+
+    def puller(number: int) -> Callable[[], None]:
+        into, written = destination(TENSORS, 1, 1, BIG_INNER)
+
+        def work() -> None:
+            while not arena.over.is_set():
+                status = memory.pull(arena.handles[number], into, memory.by_id(arena.cache_id), select())
+                arena.count(status)
+                pulled[number] += status == 0
+                for tensor in written:
+                    _libc.memset(tensor.ctypes.data, number, BIG_INNER)
+
+        return work
+
+    def have_pulled_since(before: list[int]) -> Callable[[], bool]:
+        return lambda: all(now > then for now, then in zip(pulled, before, strict=True))
+
+    def own() -> None:
+        try:
+            while min(pulled) < rounds:
+                memory.wait_until(have_pulled_since(list(pulled)), "both have pulled")
+                arena.recycle()
+        finally:
+            arena.over.set()
+
+    try:
+        together(puller(0), puller(1), own)
+    finally:
+        arena.close()
+    assert _crew.current()["started"] == CREW - 1
+    print("pulled", min(pulled), "each")
+
+
 if __name__ == "__main__":
     sys.setswitchinterval(0.001)        # pulls and owner in turn, not 5 ms each
     faulthandler.dump_traceback_later(DEADLINE_S, exit=True)
-    {"lock": lock, "pulls": pulls, "coverage": coverage}[sys.argv[1]](int(sys.argv[2]), sys.argv[3])
+    {"lock": lock, "pulls": pulls, "coverage": coverage, "crew": crew}[sys.argv[1]](int(sys.argv[2]), sys.argv[3])

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rounds import CASES
+
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 LOG = ROOT / "build" / "soak.log"
@@ -32,6 +34,7 @@ USUAL_MINUTES = 60.0
 ROUNDS = 2.0                        # SHMKV_ROUNDS of a usual run
 KILLS, HOLDING, PULLS, STORM_MINUTES = 10_000, 500, 1_000_000, 15.0
 INPUTS, FLIPPED, LIVE_S = 1_000_000, 100_000, 60.0
+LEAST_PART = {"good_headers": 0.3, "copies": 0.05}       # of the fuzzer's inputs
 STORM_SAYS = ("{kills:,} kills ({kills_a_s:.1f}/s), of these {holding:,} while holding a lock ({pushing:,} of them to push); "
               "{pulls:,} checked pulls ({pulls_a_s:,.0f}/s), {waited:,} of them could wait; {pushes:,} checked pushes "
               "({pushes_a_s:,.0f}/s); {pushed_by_key:,} pushes done by key; {looks:,} looks at views and forks; wrong or stale "
@@ -50,7 +53,7 @@ class Part:
     report: Path
     read: Callable[[Path], tuple[str, list[str]]]       # the counts as a person reads them, and what is wrong with them
     watchdog_s: float
-    rounds: float = 1.0                                 # SHMKV_ROUNDS
+    rounds: str = "1"                                   # SHMKV_ROUNDS
 
 
 @dataclass(frozen=True)
@@ -79,10 +82,10 @@ def lines_of_parts(scale: float, folder: Path) -> tuple[list[Part], list[Part]]:
     """What runs one behind the other, in two lines: of `scale` times the usual length, with reports in a folder."""
     longer = 60 * max(1.0, scale)
 
-    def suite(name: str, minutes: float, *files: str) -> Part:
+    def suite(name: str, minutes: float, *files: str, rounds: str = f"{rounds_of(scale):g}") -> Part:
         report = folder / name
         command = ["-m", "pytest", "-q", "-m", "not llm and not engines", f"--junitxml={report}", *files]
-        return Part(name, command, report, read_tests, minutes * longer, rounds_of(scale))
+        return Part(name, command, report, read_tests, minutes * longer, rounds)
 
     def fuzz(name: str, inputs: int, minutes: float, *options: str) -> Part:
         report, wanted = folder / name, max(1, round(inputs * scale))
@@ -98,7 +101,8 @@ def lines_of_parts(scale: float, folder: Path) -> tuple[list[Part], list[Part]]:
     return ([suite("crash", 60, "tests/crash"), suite("processes", 60, "tests/processes"), suite("cases", 60, "tests/cases")],
             [fuzz("fuzz", INPUTS, 45), fuzz("flips", FLIPPED, 45, "--flips"), fuzz("live", 0, 15, "--live", str(LIVE_S * scale)),
              storm("storm", 60), suite("nth_call", 45, "tests/nth_call"),
-             suite("threads", 30, "tests/test_thread_sanitizer.py", "tests/test_kernels.py")])
+             suite("threads", 30, "tests/test_thread_sanitizer.py", "tests/test_kernels.py"),
+             suite("full", 120, "tests/cases", "-k", " or ".join(f"fr_{case:03}" for case in CASES), rounds="full")])
 
 
 # -- their reports ------------------------------------------------------------------------------------------------------
@@ -113,9 +117,12 @@ def read_tests(path: Path) -> tuple[str, list[str]]:
 
 def read_fuzz(path: Path, wanted: int) -> tuple[str, list[str]]:
     found = json.loads(path.read_text())
-    counts = (f"{found['inputs']:,} inputs ({found['inputs'] / found['seconds']:,.0f}/s); {found['pulls']:,} pulls; "
+    parts = {name: found[name] / found["inputs"] for name in LEAST_PART}
+    counts = (f"{found['inputs']:,} inputs ({found['inputs'] / found['seconds']:,.0f}/s); {100 * parts['good_headers']:.1f} % pass "
+              f"magic, version, fingerprint and lengths, {100 * parts['copies']:.1f} % reach a copy; {found['pulls']:,} answers; "
               f"{found['flips']:,} words changed under them")
-    return counts, [f"{found['inputs']:,} of {wanted:,} inputs"] if found["inputs"] < wanted else []
+    faults = [f"{found['inputs']:,} of {wanted:,} inputs"] if found["inputs"] < wanted else []
+    return counts, faults + [f"{name} {100 * part:.1f} % of inputs" for name, part in parts.items() if part < LEAST_PART[name]]
 
 
 def read_storm(path: Path, scale: float) -> tuple[str, list[str]]:
@@ -174,7 +181,7 @@ class Soak:
                 self.say(f"{time.strftime('%H:%M:%S')} {ended.row}")
 
     def _run(self, part: Part) -> Ended:
-        env = {**os.environ, "PYTHONPATH": str(TESTS), "SHMKV_ROUNDS": f"{part.rounds:g}"}
+        env = {**os.environ, "PYTHONPATH": str(TESTS), "SHMKV_ROUNDS": part.rounds}
         began = time.monotonic()
         with tempfile.TemporaryFile() as output:
             process = subprocess.Popen([sys.executable, *part.command], cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=output,
@@ -224,7 +231,8 @@ def end_in_order(number: int, _: object) -> None:
 def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("soak", description="What docs/reliability.md tells of, at length; exit 1 on a fault.")
     parser.add_argument("--minutes", type=float, default=USUAL_MINUTES, help="about how long on two processors (default 60)")
-    parser.add_argument("--only", nargs="+", metavar="PART", help="of crash nth_call processes cases threads fuzz flips live storm")
+    parser.add_argument("--only", nargs="+", metavar="PART",
+                        help="of crash nth_call processes cases full threads fuzz flips live storm")
     parser.add_argument("--log", type=Path, default=LOG)
     wanted = parser.parse_args(words)
     for number in (signal.SIGINT, signal.SIGTERM):      # a handler of ours also keeps "ignored" from being inherited by the parts

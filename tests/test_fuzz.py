@@ -69,6 +69,8 @@ def test_no_input_gets_outside_or_hangs(rounds: Callable[[int], int]) -> None:
     assert counts["copies"] >= 0.05 * wanted, "reach a copy"
     assert counts["guarded"] >= 0.9 * counts["mapped"] > 0, "a read beyond a segment faults"
     assert counts["owner_inputs"] >= 0.1 * wanted
+    assert counts["pushes"] >= 0.02 * wanted, "the link that pushes is put back as all else is"
+    assert counts["waits"] >= 0.1 * wanted
 
 
 def test_a_word_that_changes_after_each_load_changes_nothing(rounds: Callable[[int], int]) -> None:

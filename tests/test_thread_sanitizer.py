@@ -1,4 +1,4 @@
-"""Lock, hazard and coverage as threads on one mapping, under ThreadSanitizer: 0 reports. Scaled by SHMKV_ROUNDS.
+"""Lock, hazard, coverage and crew as threads on one mapping, under ThreadSanitizer: 0 reports. Scaled by SHMKV_ROUNDS.
 
 What the threads do stands in `racing.py`. Each of the orders that matter is taken away once, to see that the sanitizer looks.
 """
@@ -15,10 +15,11 @@ import builds
 import pytest
 from builds import Edit
 from fuzz import run
+from rounds import LONGER
 
 HERE = Path(__file__).parent
-DEADLINE_S = 300 * max(1, round(float(os.environ.get("SHMKV_ROUNDS", "1"))))
-ROUNDS = {"lock": 100_000, "pulls": 300, "coverage": 30}
+DEADLINE_S = 300 * max(1, round(LONGER))
+ROUNDS = {"lock": 100_000, "pulls": 300, "coverage": 30, "crew": 20}
 REPORT = "ThreadSanitizer: data race"
 WEAKENED = {
     "word-released-without-order": ("lock", [Edit(
@@ -30,16 +31,20 @@ WEAKENED = {
     "hazard-cleared-early": ("pulls", [Edit(
         "_core.pyx", "        if status == 0:\n            status = make_plan(",
         "        unpin(link.mine)\n        if status == 0:\n            status = make_plan(")]),
+    "crew-left-without-order": ("crew", [Edit(
+        "_crew.pyx", "        if add32_seq(&crew.inside, <uint32_t>-1)", "        if add32_relaxed(&crew.inside, <uint32_t>-1)"),
+        Edit("_crew.pyx", "    add32_seq,\n", "    add32_relaxed,\n    add32_seq,\n")]),
 }
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")]
 
 
-def race(folder: Path, scenario: str, rounds: int) -> subprocess.CompletedProcess[str]:
+def race(folder: Path, scenario: str, rounds: int, kind: str = "thread") -> subprocess.CompletedProcess[str]:
     """Run a scenario with a build; nothing is left in /dev/shm."""
     prefix = run.namespace()
-    variables = builds.environment("thread", folder)
-    variables["TSAN_OPTIONS"] += f":suppressions={HERE / 'tsan.supp'}"
+    variables = builds.environment(kind, folder)
+    if kind == "thread":
+        variables["TSAN_OPTIONS"] += f":suppressions={HERE / 'tsan.supp'}"
     try:
         return subprocess.run([sys.executable, str(HERE / "racing.py"), scenario, str(rounds), prefix], cwd=folder, text=True,
                               env={**os.environ, **variables}, capture_output=True, timeout=DEADLINE_S)
@@ -52,6 +57,14 @@ def test_threads_on_one_mapping_do_not_race(scenario: str, rounds: Callable[[int
     done = race(builds.build("thread"), scenario, rounds(ROUNDS[scenario]))
     assert (done.stderr, done.returncode) == ("", 0)
     assert int(done.stdout.split()[1]) >= rounds(ROUNDS[scenario]), "and the scenario did something"
+
+
+@pytest.mark.parametrize("scenario", ROUNDS)
+def test_threads_on_one_mapping_stay_within_it(scenario: str, rounds: Callable[[int], int]) -> None:
+    """The same under AddressSanitizer and UndefinedBehaviorSanitizer."""
+    done = race(builds.build("address"), scenario, rounds(ROUNDS[scenario]), "address")
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert int(done.stdout.split()[1]) >= rounds(ROUNDS[scenario])
 
 
 @pytest.mark.parametrize("name", WEAKENED)

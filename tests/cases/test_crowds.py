@@ -1,6 +1,8 @@
 """Field cases FR-067, FR-072 and FR-084: many processes, or many threads, at once."""
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from agent_code import SPAWN
 from peer import Namespace, StartPeer, by_id, req
 from reference import SUCCESS, geometry, pattern
+from rounds import seconds_of
 from shared_bytes import SharedFile, directory_of, reader_slot
 from started_apart import until
 
@@ -48,9 +51,11 @@ def test_fr_067_everybody_goes_on_while_some_are_killed(namespace: Namespace, pr
     p.call("allocate", name="kv")
     namespace.somebody_died = True
     nursery.call("execute", code=_START)
-    alive = list(range(16))
+    alive, until_s = list(range(16)), time.monotonic() + seconds_of(67)
     with SharedFile(directory_of(namespace, 1)) as directory:
-        for turn in range(rounds(10)):
+        for turn in itertools.count():
+            if turn >= rounds(10) and time.monotonic() >= until_s:
+                break
             victim = int(rng.choice(alive))
             alive = nursery.call("execute", code=_REPLACE.replace("{victim}", str(victim)))
             if turn % 5 == 4:

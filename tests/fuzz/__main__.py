@@ -25,7 +25,8 @@ def report(seed: int, counts: dict[str, Any]) -> str:
         f"of the owner's paths: {counts['owner_inputs']}; calls refused with an exception: {counts['refusals']}",
         f"segments mapped at the end of an episode: {counts['mapped']}, between pages that fault: {counts['guarded']}",
         f"words changed right after a load, or by the other process: {counts['flips']}",
-        f"answers of {counts['pulls']} pulls: {answers}",
+        f"pushes done: {counts['pushes']}; turns of waits that ended with nothing there: {counts['waits']}",
+        f"answers of {counts['pulls']} pulls, pushes and turns of waits: {answers}",
         "ended well: no signal, no sanitizer's report, no hang, no byte of a destination outside of what was asked for",
     ])
 

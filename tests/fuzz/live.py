@@ -14,6 +14,7 @@ from pathlib import Path
 from shmkv import segment
 
 from .counts import Counts
+from .later import LaterReader
 from .mutate import DIRECTORY_PLACES, LOCK, MEMBER_PLACES, MEMBERS_HEADER, SEGMENT_HEADER, Place
 from .owners import OwnerRun
 from .readers import Reader
@@ -74,6 +75,7 @@ class LiveRun:
     def __init__(self, world: World, seed: int, note: Callable[[int], None]) -> None:
         self.world, self.rng = world, random.Random(seed)
         self.reader, self.owner = LiveReader(world, self.rng), OwnerRun(self.rng)
+        self.later = LaterReader(world, random.Random(f"later {seed}"), changes=False)
         self.counts, self.seed, self.note = Counts(), seed, note
 
     def run(self, program: Path, seconds: float) -> Counts:
@@ -104,10 +106,11 @@ class LiveRun:
                 self.counts.owner_inputs += 1
                 continue
             self.counts.good_headers += self.world.has_good_headers()
-            before = self.reader.copies
+            before = self.reader.copies + self.later.copies
             self.look_again()
             self.reader.run()
-            self.counts.copies += self.reader.copies > before
+            self.later.run()
+            self.counts.copies += self.reader.copies + self.later.copies > before
 
     def look_again(self) -> None:
         """Now and then a reader that has mapped nothing; a record that names no member is refused."""

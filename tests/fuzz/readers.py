@@ -47,7 +47,7 @@ class Reader:
 
     def __init__(self, world: World, rng: random.Random) -> None:
         self.world, self.rng = world, rng
-        self.copies = self.refused = 0
+        self.copies = self.refused = self.pushes = self.waits = 0
         self.answers: dict[int, int] = {}
 
     def run(self) -> None:
@@ -190,8 +190,12 @@ class Reader:
         blocks = None if rng.randrange(4) else BlockLists([0, 1], places, TO_BLOCKS)
         first = rng.randrange(3)
         status = _push.push(pusher.link, pusher.source, Addresses(addresses), 0, 2, first, rng.randrange(2), blocks, PATIENT_MS)
+        self.note_push(status)
+
+    def note_push(self, status: int) -> None:
         self.answers[status] = self.answers.get(status, 0) + 1
         self.copies += status == 0
+        self.pushes += status == 0
         self.world.put_contents_back()
 
     # -- the rest ---------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from . import flips, guards
 from .counts import EPISODE, Counts
+from .later import LaterReader
 from .live import LiveRun
 from .mutate import Mutator
 from .owners import OwnerRun
@@ -69,6 +70,7 @@ class Worker:
     def reader_episode(self, rng: random.Random, first: int, end: int) -> None:
         self.world.begin()
         mutator, reader = Mutator(rng), Reader(self.world, rng)
+        later = LaterReader(self.world, random.Random(f"later {self.seed} {first}"))
         for number in range(first, end):
             self.note(number)
             self.counts.inputs += 1
@@ -76,12 +78,13 @@ class Worker:
                 self.world.handle = self.world.new_handle()         # has mapped nothing: headers are looked at again
             mutator.world(self.world)
             self.counts.good_headers += self.world.has_good_headers()
-            before = reader.copies
+            before = reader.copies + later.copies
             with flips.armed(rng, self.world.owner.region, self.world.owner.members):
                 reader.run()
-            self.counts.copies += reader.copies > before
+                later.run()
+            self.counts.copies += reader.copies + later.copies > before
             self.world.put_back()
-        self._add(reader)
+        self._add(reader, later)
 
     def live(self, program: Path, seconds: float) -> Counts:
         """Instead of inputs: calls while another process scribbles."""
@@ -92,17 +95,20 @@ class Worker:
         run.run(program, seconds)
         self.counts.seconds = round(time.monotonic() - began, 3)
         self.counts.cpu_seconds = round(time.process_time() - began_cpu, 3)
-        self._add(run.reader)
+        self._add(run.reader, run.later)
         run.close()
         return self.counts
 
-    def _add(self, reader: Reader) -> None:
+    def _add(self, *readers: Reader) -> None:
         guarded, mapped = guards.guarded_mappings(self.world.prefix)
         self.counts.mapped += mapped - len(self.world.sources)      # the owner's own are where the kernel wanted them
         self.counts.guarded += guarded
-        for status, times in reader.answers.items():
-            self.counts.pulls += times
-            self.counts.answers[status] = self.counts.answers.get(status, 0) + times
+        for reader in readers:
+            self.counts.pushes += reader.pushes
+            self.counts.waits += reader.waits
+            for status, times in reader.answers.items():
+                self.counts.pulls += times
+                self.counts.answers[status] = self.counts.answers.get(status, 0) + times
 
 
 def main() -> None:

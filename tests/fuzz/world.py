@@ -115,11 +115,16 @@ class Pusher:
         self.owner, self.prefix = owner, prefix
         self.prompt = memory.Owner(0xF6, 7)
         self.record = self.prompt.claim(1, owner.incarnation, owner.cluster_id)
-        self.source = Target(SHAPES[0]).cache
+        self.source, self.block_source = Target(SHAPES[0]).cache, Target(BLOCKS_SHAPE).cache
         tensors = sum(shape.num_tensors for shape in SHAPES)
         self.addresses = [memory.word(owner.region, "TensorRecord", i, "TensorRecord", "base_address").value
                           for i in range(tensors)]
+        self.kept = Kept.of(self.prompt.region, memory.TABLES["LinkRecord"][1], (self.record + 1) * memory.TABLES["LinkRecord"][0])
         self.link = self.new_link()
+
+    def put_back(self) -> None:
+        """The link, after a push that took the owner for dead."""
+        self.kept.put_back()
 
     def new_link(self) -> AcceptedLink:
         """One that has mapped nothing yet."""
@@ -185,6 +190,7 @@ class World(Pair):
             kept.put_back()
         for header in self.headers:
             header.put_back()
+        self.pusher.put_back()
 
     def put_contents_back(self) -> None:
         """The bytes of the segments, after they were pushed to."""
@@ -215,8 +221,8 @@ class World(Pair):
                 and not _members.header_fault(self.owner.members, "members")
                 and not _members.header_fault(self.owner.region, "directory", self.owner.incarnation))
 
-    def new_handle(self) -> LinkHandle:
-        """A reader that has mapped nothing yet."""
+    def new_handle(self, by_pread: bool = False) -> LinkHandle:
+        """A reader that has mapped nothing yet, or one that opens segments and maps none."""
         return LinkHandle(self.owner.region, self.owner.members, memory.NO_LIFE_FILE, self.record,
-                          f"{segment.SHM_DIR}/{self.prefix}".encode())
+                          f"{segment.SHM_DIR}/{self.prefix}".encode(), by_pread)
 

@@ -13,6 +13,7 @@ from block_lives import peer_blocks
 from lives import Reports, RunPositions, peer_commands
 from peer import Namespace, Peer, StartPeer
 from private_lives import peer_memory
+from rounds import ROUNDS
 
 HERE = Path(__file__).parent
 RUN_DEADLINE_S = 300
@@ -43,7 +44,7 @@ def healthy(prompt: StartPeer) -> Peer:
 @pytest.fixture
 def run_positions(namespace: Namespace, failing_library: Path, healthy: Peer) -> RunPositions:
     """run_positions(scenario): the reports of program.py, first that of the run in which nothing fails."""
-    step = max(1, round(1 / float(os.environ.get("SHMKV_ROUNDS", "1"))))
+    step = max(1, round(1 / ROUNDS))
     environment = namespace.environment({"LD_PRELOAD": str(failing_library), "SHMKV_COPY_THREADS": "3",
                                          "PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(HERE),
                                                                         str(HERE.parent), str(HERE.parent.parent)])})

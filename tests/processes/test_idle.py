@@ -4,7 +4,6 @@ And what a stopped process holds, holds up nobody but those who use the same lin
 """
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from memory import wait_until
 from peer import Namespace, Peer, StartPeer, by_id, req
 from reference import SUCCESS
+from rounds import ROUNDS
 from waiters import memory_waiters, until_waiting
 
 pytestmark = pytest.mark.timeout(180)
@@ -39,7 +39,7 @@ for _ in range(2000):
 @pytest.fixture
 def window_s() -> float:
     """How long is counted: 3 s, times SHMKV_ROUNDS."""
-    return max(1.0, 3.0 * float(os.environ.get("SHMKV_ROUNDS", "1")))
+    return max(1.0, 3.0 * ROUNDS)
 
 
 def _voluntary(pid: int) -> dict[str, int]:
@@ -71,7 +71,9 @@ def _wake_ups(pid: int, seconds: float) -> tuple[int, float]:
     time.sleep(seconds)
     after = _voluntary(pid)
     assert before.keys() == after.keys(), "the same threads"
-    return sum(after.values()) - sum(before.values()), time.monotonic() - began
+    count, seconds = sum(after.values()) - sum(before.values()), time.monotonic() - began
+    print(f"{count} wake-ups in {seconds:.1f} s")           # pytest -rP shows it
+    return count, seconds
 
 
 def _pair(prompt: StartPeer, decoder: StartPeer) -> tuple[Peer, Peer]:

@@ -4,6 +4,7 @@
 
   arguments   what a run is asked for
   board       counters and hints that all processes of a run see, and that outlive a killed one
+  clock       the time, and for how much of it a worker could not run
   shelves     which caches a prompt has and what their rows are called
   pattern     the bytes: which key, generation, tensor and place they belong to
   worker      what prompts and decoders have in common: a life, calls with a deadline, faults, leaks

@@ -14,7 +14,7 @@ from torture.arguments import Plan, parse
 from torture.board import Board
 from torture.processes import TESTS
 from torture.referee import Referee
-from torture.seeded import build_with
+from torture.seeded import VARIABLES, build_with
 
 SECOND = "TORTURE_STARTED_AGAIN"
 
@@ -26,7 +26,7 @@ def use_build(folder: Path, plan: Plan) -> None:
     if Path(str(shmkv.__file__)).is_relative_to(folder):
         return
     assert SECOND not in os.environ, f"{shmkv.__file__} is in use instead of {folder}"
-    environment = {**os.environ, **builds.environment("plain", folder), SECOND: "1"}
+    environment = {**os.environ, **VARIABLES.get(plan.seeded, {}), **builds.environment("plain", folder), SECOND: "1"}
     os.chdir(TESTS)                     # `python -m` looks into the current folder first, and the ordinary build may stand there
     log = ["--json", plan.log] if plan.log else []
     os.execve(sys.executable, [sys.executable, "-m", "torture", *sys.argv[1:], *log], environment)

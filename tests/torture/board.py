@@ -55,6 +55,7 @@ class Field(IntEnum):
     PARTS = auto()          # pushes that were not done, with the row looked at word by word
     CUTS_SEEN = auto()      # looks at memory that was allocated after a link was cut in the middle of a push
     UNDONE = auto()         # pushes that were not done, as the prompt was told
+    STOPPED_NS = auto()     # referee: for how long it was stopped; while it is, less the time at which that began
     ENDED = auto()          # it has ended by itself and these numbers hold
 
 
@@ -70,6 +71,7 @@ class Sample(IntEnum):
 
     STATUS = 0              # from a peer's death, or from the call if that began later, to the answer that told it
     AGAIN = 1               # from a peer's death to the first right pull from its next life
+    STATUS_RUNNING = 2      # as STATUS, less the time for which the decoder was stopped or waited for a processor
 
 
 class Board:
@@ -87,6 +89,7 @@ class Board:
             "torn": (plan.prompts, LANES),                      # last cache id of the lane whose keys were taken away
             "unlinks": (plan.prompts, plan.decoders),           # twice for each removal of a decoder's link by the prompt
             "forced": (plan.prompts, plan.decoders),            # removals by force
+            "stalled": (plan.prompts, plan.decoders),           # ns for which a decoder could not run, when the prompt was killed
             "addresses": invitations,                           # where a prompt may push to now, 0 = nowhere
             "steps": invitations,                               # bytes from tensor to tensor there
             "landings": invitations,                            # the cache's id and, in the last 8 bits, the row
@@ -116,6 +119,7 @@ class Board:
     torn: Numbers
     unlinks: Numbers
     forced: Numbers
+    stalled: Numbers
     addresses: Numbers
     steps: Numbers
     landings: Numbers
@@ -149,6 +153,11 @@ class Board:
 
     def total(self, field: Field) -> int:
         return int(self.fields[:, field].sum())
+
+    def stopped_ns(self, worker: int, now: int) -> int:
+        """For how long this life of a worker was stopped, until now."""
+        stopped = int(self.fields[worker, Field.STOPPED_NS])
+        return stopped + now if stopped < 0 else stopped
 
     def is_over(self, worker: int, life: int) -> bool:
         """Was this life killed or has it begun to finalize?"""

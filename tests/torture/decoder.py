@@ -10,6 +10,7 @@ from shmkv import CacheKey, CacheKeyByIdAndIndex, LLMException, LLMRole, LLMStat
 from torture import pattern, shelves
 from torture.arguments import Plan
 from torture.board import Board, Field, Sample
+from torture.clock import Moment, lasted
 from torture.destination import Destination
 from torture.halves import Halves
 from torture.landings import Landings
@@ -201,8 +202,9 @@ class Decoder(Worker):
             return []
         for wish in wishes:
             wish.to.make_known(wish.to_row, wish.part)
-        began = time.monotonic_ns()
+        began = self.clock.now()
         calls, error = self.call([wish for wish in wishes for _ in range(repeats)])
+        ended = self.clock.now()
         done, again = divmod(calls, repeats)
         self.last_error = error
         came = self.check(wishes[:done])
@@ -211,7 +213,7 @@ class Decoder(Worker):
             if again:
                 wish.to.known[wish.to_row][wish.part] = wish.only_word
             self.judge.failure(wish, error)
-            self.failed(wish.peer, error, began)
+            self.failed(wish.peer, error, began, ended)
         elif wishes[0].peer.lost_ns:
             self.board.sample(self.number, Sample.AGAIN, time.monotonic_ns() - wishes[0].peer.lost_ns)
             wishes[0].peer.lost_ns = 0
@@ -272,9 +274,8 @@ class Decoder(Worker):
             raise Fault(f"not consumed: generation {generation:#x} came twice of {wish}")
         wish.peer.consumed[wish.slot] = generation
 
-    def failed(self, peer: Peer, error: LLMException, began: int) -> None:
-        """What a failure means for the link."""
-        now = time.monotonic_ns()
+    def failed(self, peer: Peer, error: LLMException, began: Moment, ended: Moment) -> None:
+        """What the failure of a call means for the link."""
         if error.status_code == LLMStatusCode.LLM_KV_CACHE_NOT_EXIST:
             self.count(Field.MISSES)
             return
@@ -286,5 +287,8 @@ class Decoder(Worker):
         row = self.board.fields[peer.number]
         if row[Field.KILLED] == peer.life + 1 and row[Field.LEAVING] < peer.life:
             peer.lost_ns = int(row[Field.KILLED_NS])
-            self.board.sample(self.number, Sample.STATUS, now - max(peer.lost_ns, began))
+            killed = Moment(peer.lost_ns, int(self.board.stalled[peer.number, self.decoder]))
+            status_ns, running_ns = lasted(killed, began, ended)
+            self.board.sample(self.number, Sample.STATUS, status_ns)
+            self.board.sample(self.number, Sample.STATUS_RUNNING, running_ns)
         self.remove_link(peer, force=False)

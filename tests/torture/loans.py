@@ -5,7 +5,6 @@ unlinked, killed or restarted meanwhile.
 """
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -82,14 +81,15 @@ class Loans:
         row = random.randrange(shape.rows)
         wish = decoder.wish_by_id(peer, lane, cache_id, row, decoder.destination(Shape(shape.tensors, 1, shape.words)))
         wish.to.make_known(0, 0)
-        began = time.monotonic_ns()
+        began = decoder.clock.now()
         try:
             with decoder.calls(Call.LEND):
                 manager = decoder.manager
                 made = manager.view_cache(wish.key) if random.random() < 0.7 else manager.fork_cache(wish.key)
         except LLMException as error:
+            ended = decoder.clock.now()
             decoder.judge.failure(wish, error)
-            decoder.failed(peer, error, began)
+            decoder.failed(peer, error, began, ended)
             return
         held = Held(made, shape, [wish.only_word] * 2, str(wish))
         self.look(held)

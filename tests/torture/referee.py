@@ -13,6 +13,7 @@ from pathlib import Path
 
 from torture.arguments import Plan
 from torture.board import Board, Field
+from torture.clock import Clock
 from torture.locks import HELD_BY_ACCEPTOR, HELD_BY_INITIATOR, Directories, incarnation
 from torture.processes import Life, Starter, set_cores
 from torture.worker import Call
@@ -78,9 +79,7 @@ class Referee:
         while not self.seen.faults and not self.is_enough(began):
             self.tick()
             time.sleep(self.nap())
-        for _, _, pid in self.stopped:
-            self.send(pid, signal.SIGCONT)
-        self.stopped.clear()
+        self.go_on(max((when for when, _, _ in self.stopped), default=0))
         self.seen.seconds = time.monotonic() - began
         self.use_cores(self.all_cores)
         return self.seen
@@ -121,7 +120,7 @@ class Referee:
 
     def start(self, number: int, *, apart: bool) -> None:
         row = self.board.fields[number]
-        row[Field.CALL_NS] = 0
+        row[Field.CALL_NS] = row[Field.STOPPED_NS] = 0
         row[Field.LIFE] = max(row[Field.LIFE], row[Field.KILLED]) + 1
         life = self.living[number] = self.starter.start(number, apart=apart)
         life.set_cores(self.cores)
@@ -149,6 +148,7 @@ class Referee:
             _, number, pid = heapq.heappop(self.stopped)
             life = self.living.get(number)
             if life is not None and life.pid == pid:
+                self.board.fields[number, Field.STOPPED_NS] += time.monotonic_ns()
                 life.signal(signal.SIGCONT)
 
     def random_worker(self) -> int:
@@ -163,6 +163,7 @@ class Referee:
         life = self.living.get(number)
         if life is None or any(number == other for _, other, _ in self.stopped):
             return
+        self.board.fields[number, Field.STOPPED_NS] -= time.monotonic_ns()
         life.signal(signal.SIGSTOP)
         self.seen.stops += 1
         long = self.random.random() < 0.02
@@ -198,6 +199,8 @@ class Referee:
         life = self.living.pop(number)
         row = self.board.fields[number]
         is_prompt = number < self.plan.prompts
+        if is_prompt:
+            self.note_stalls(number)
         # Its own restart may be under way: either of two lives is the one that dies.
         row[Field.KILLED_NS] = time.monotonic_ns()
         row[Field.KILLED] = row[Field.LIFE] + 1
@@ -207,6 +210,13 @@ class Referee:
         self.seen.kills += 1
         self.seen.of_prompts += is_prompt
         self.dying[number] = life, held
+
+    def note_stalls(self, prompt: int) -> None:
+        """How long each decoder had not been able to run when a prompt dies: what comes on top belongs to its recovery."""
+        for number, life in self.living.items():
+            if number >= self.plan.prompts:
+                with contextlib.suppress(ProcessLookupError, FileNotFoundError), Clock(self.board, number, life.pid) as clock:
+                    self.board.stalled[prompt, number - self.plan.prompts] = clock.now().stalled_ns
 
     def bury(self, now: int) -> None:
         """Look at the locks of those who are dead, and let them be started again."""

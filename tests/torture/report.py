@@ -13,6 +13,7 @@ from torture.ending import Left
 from torture.referee import Seen
 
 WRONG = ("wrong bytes", "stale bytes", "has written")
+LATE_MS = 100                       # a decoder is to hear of a death within that
 TOTALS = (Field.PULLS, Field.NBYTES, Field.LOOKS, Field.MISSES, Field.UNTOUCHED, Field.LOST, Field.CUT, Field.LINKS,
           Field.PUBLISHED, Field.REFUSED, Field.RESTARTS, Field.PUSHES, Field.PUSHED_BY_KEY, Field.PUSHED_NBYTES,
           Field.PARTS, Field.UNDONE, Field.CUTS_SEEN, Field.WAITED, Field.OVERDUE)
@@ -35,12 +36,13 @@ def leaks(left: Left) -> list[str]:
 
 
 def quantiles(samples: Sequence[int]) -> dict[str, float]:
-    """In ms."""
+    """In ms; and how many were late."""
     ordered = sorted(samples)
     if not ordered:
-        return {"count": 0}
+        return {"count": 0, "late": 0}
     at = {"p50": 0.50, "p99": 0.99, "max": 1.0}
-    return {"count": len(ordered), **{name: ordered[min(len(ordered) - 1, int(part * len(ordered)))] / 1e6
+    late = sum(each > LATE_MS * 1e6 for each in ordered)
+    return {"count": len(ordered), "late": late, **{name: ordered[min(len(ordered) - 1, int(part * len(ordered)))] / 1e6
                                       for name, part in at.items()}}
 
 
@@ -89,9 +91,12 @@ def pulls(found: dict[str, Any]) -> list[Line]:
 
 
 def recoveries(found: dict[str, Any]) -> list[Line]:
-    named = (("death to status", found["recoveries_ms"]["status"]), ("death to next right pull", found["recoveries_ms"]["again"]))
-    return [(name, some["count"], f"p50 {some['p50']:.2f} ms, p99 {some['p99']:.2f} ms, max {some['max']:.1f} ms")
-            for name, some in named if some["count"]]
+    named = (("death to status", "status", f"; {{late}} over {LATE_MS} ms"),
+             ("  while it could run", "status_running", f"; {{late}} over {LATE_MS} ms (less stops and waits for a processor)"),
+             ("death to next right pull", "again", ""))
+    times = [(name, found["recoveries_ms"][kind], more) for name, kind, more in named]
+    return [(name, some["count"], ("p50 {p50:.2f} ms, p99 {p99:.2f} ms, max {max:.1f} ms" + more).format(**some))
+            for name, some, more in times if some["count"]]
 
 
 def wrong(found: dict[str, Any]) -> list[Line]:

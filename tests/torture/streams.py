@@ -5,7 +5,6 @@ that waits for a key of a row has: it may not be bound for long, so the wait has
 """
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -52,8 +51,9 @@ class Streams:
         decoder, peer = self._decoder, wishes[0].peer
         for wish in wishes:
             wish.to.make_known(wish.to_row, wish.part)
-        began = time.monotonic_ns()
+        began = decoder.clock.now()
         done, error = self._call(wishes)
+        ended = decoder.clock.now()
         decoder.check([wishes[place] for place in done])
         decoder.count(Field.WAITED, len(done))
         if error is None:
@@ -64,7 +64,7 @@ class Streams:
         if decoder.judge.is_overdue(wishes[0], error):
             decoder.count(Field.OVERDUE)
         else:
-            decoder.failed(peer, error, began)
+            decoder.failed(peer, error, began, ended)
 
     def _call(self, wishes: list[Wish]) -> tuple[Sequence[int], LLMException | None]:
         """Which were done, and what one that was not answered."""

@@ -5,18 +5,23 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rounds import ROUNDS
 
 from torture import pattern, seeded
+from torture.arguments import Plan
+from torture.board import Board, Field
+from torture.clock import Clock, Moment, lasted
 from torture.pattern import Stamp
+from torture.report import quantiles
 from torture.shelves import BIG, ROWS, Shape
 
 TESTS = Path(__file__).resolve().parent.parent
-ROUNDS = float(os.environ.get("SHMKV_ROUNDS", "1"))
 KILLS = max(500, int(500 * ROUNDS))
 DEADLINE_S = 600 * max(1.0, ROUNDS)
 
@@ -42,6 +47,9 @@ def test_storm_of_kills_finds_no_fault(tmp_path: Path) -> None:
     assert found["pushed_by_key"] > 0
     assert found["waited"] > 0
     assert found["recoveries_ms"]["again"]["count"] > 0
+    status, running = found["recoveries_ms"]["status"], found["recoveries_ms"]["status_running"]
+    assert 0 < running["count"] == status["count"]
+    assert running["max"] <= status["max"], "a part of it"
     assert found["left"]["ended"] > 0
     assert found["left"]["files"] == found["left"]["caches"] == found["left"]["mappings"] == found["left"]["descriptors"] == 0
 
@@ -92,3 +100,45 @@ def test_rows_in_each_other_s_places_are_seen() -> None:
     blocks = row.reshape(4, 2, pattern.BLOCK)
     blocks[0, [0, 1]] = blocks[0, [1, 0]].copy()
     assert pattern.read(row) is None
+
+
+def test_stops_and_waits_for_a_processor_are_no_part_of_what_a_worker_needed() -> None:
+    killed, began, ended = Moment(100, 5), Moment(90, 2), Moment(180, 35)
+    assert lasted(killed, began, ended) == (80, 50)
+    assert lasted(began, killed, ended) == (80, 50), "from the later one of the two"
+
+
+def test_a_stop_counts_from_its_beginning_to_its_end() -> None:
+    board = Board.make(Plan("clock", 1))
+    stopped = board.fields[3]
+    with Clock(board, 3) as clock:
+        before = clock.now()
+        stopped[Field.STOPPED_NS] -= before.ns
+        during = clock.now()
+        assert during.stalled_ns - before.stalled_ns >= during.ns - before.ns
+        stopped[Field.STOPPED_NS] += before.ns + 70
+        assert clock.now().stalled_ns >= before.stalled_ns + 70
+    os.close(board.fd)
+
+
+def test_the_kernel_counts_waits_for_a_processor() -> None:
+    """Two that want the same one."""
+    board, cores = Board.make(Plan("clock", 1)), os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        with Clock(board, 3) as clock:
+            before, until = clock.now(), time.monotonic() + 20
+            while clock.now().stalled_ns - before.stalled_ns < 10**7 and time.monotonic() < until:
+                pass
+            after = clock.now()
+        assert 10**7 <= after.stalled_ns - before.stalled_ns <= after.ns - before.ns
+    finally:
+        busy.kill()
+        busy.wait()
+        os.sched_setaffinity(0, cores)
+        os.close(board.fd)
+
+
+def test_late_ones_are_counted() -> None:
+    assert quantiles([99_999_999, 100_000_000, 100_000_001, 1])["late"] == 1

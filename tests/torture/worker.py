@@ -21,6 +21,7 @@ from shmkv import LLMClusterInfo, LLMConfig, LLMDataDist, LLMException, LLMRole,
 from shmkv.kv_cache_manager import KvCacheManager
 from torture.arguments import Plan
 from torture.board import Board, Field, Wanted
+from torture.clock import Clock
 
 SYNC_KV_TIMEOUT_MS = 10_000
 
@@ -74,6 +75,7 @@ class Worker(ABC):
         self.mine = board.fields[number]
         self.life = int(self.mine[Field.LIFE])
         self.random = random.Random(f"{plan.seed}-{number}-{self.life}")
+        self.clock = Clock(board, number)
         self.fds = len(os.listdir("/proc/self/fd"))
 
     # -- a life -----------------------------------------------------------------------------------------------------
