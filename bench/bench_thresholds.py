@@ -1,7 +1,7 @@
 """From how many bytes on stores past the processor's cache and a second thread pay: bare copies around both thresholds.
 
-Bytes come from memory: each go takes another piece of what is bigger than the processor's cache. Only where "in cache" is said it is
-the same piece again.
+Bytes come from memory: each go takes another piece of what is bigger than the processor's cache. Only where "in cache" is said, it
+is the same piece again.
 """
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ import shmkv
 from shmkv._copy import RunList
 
 SIZES = [mib << 20 for mib in (1, 2, 4, 8, 16)]
-TURN_NBYTES = 16 << 20
+TURN_NBYTES = 32 << 20              # two goes of the biggest: a turn of several begins with one that is not counted
 WHOLE_NBYTES = 128 << 20            # on each side
-ROUNDS = 30
+ROUNDS = 20
 LOOK_NBYTES = 16 << 10
 ORDINARY, STREAMING, IN_CACHE, READ = "ordinary", "streaming", ", in cache", ", then read"
 TWO, WOKEN = "on 2 threads", "2 threads and no bytes"
