@@ -158,9 +158,26 @@ def test_pull_many_checks_destinations_before_the_first_byte(pair: tuple[Peer, P
     assert many(d, (req(1, 1), 0)) == [SUCCESS, None]
 
 
+LAST = "result = list(agent.dist.kv_cache_manager.last_pull())"
+
+
 def test_last_pull_tells_what_it_did(pair: tuple[Peer, Peer]) -> None:
     _, d = pair
+    assert d.call("execute", code=LAST) == [0, 0, 0, "", False]
     d.call("pull", key=req(1, 1), name="kv", batch_index=0)
-    nbytes, wait_ns, copy_ns, kernel = d.call("execute", code="result = list(agent.dist.kv_cache_manager.last_pull())")
-    assert (nbytes, wait_ns >= 0, copy_ns > 0) == (8 * 128, True, True)
+    nbytes, wait_ns, copy_ns, kernel, streamed = d.call("execute", code=LAST)
+    assert (nbytes, wait_ns >= 0, copy_ns > 0, streamed) == (8 * 128, True, True, False)
     assert kernel in d.call("execute", code="from shmkv import _copy; result = _copy.supported_kernels()")
+    # A prepared one, after the loop was changed; and the change alone says nothing of a pull.
+    assert d.call("execute", code="from shmkv import _copy; _copy.configure('c', 0)\n" + LAST)[3:] == [kernel, False]
+    assert prepared(d, req(1, 2), req(1, 3)) == [SUCCESS] * 2
+    assert d.call("execute", code=LAST)[3:] == ["c", True]
+
+
+def test_last_pull_by_system_calls(prompt: StartPeer, decoder: StartPeer) -> None:
+    p, d = prompt(1), decoder(2, env={"SHMKV_COPY": "pread", "SHMKV_NT_THRESHOLD": "0"})
+    p.call("allocate", name="kv", keys=[req(1, 1)], **SHAPE)
+    d.call("allocate", name="kv", **SHAPE)
+    d.call("pull", key=req(1, 1), name="kv")
+    nbytes, _, _, kernel, streamed = d.call("execute", code=LAST)
+    assert (nbytes, kernel, streamed) == (8 * 128, "pread", False)
