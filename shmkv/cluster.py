@@ -27,8 +27,8 @@ log = logging.getLogger("shmkv")
 
 
 def choose_kernel(settings: Settings) -> None:
-    """Copy loop, threshold and threads as the environment says; `Settings` has checked the two numbers. LLMParamError for a loop
-    that this CPU has not."""
+    """Copy loop, threshold and threads as the environment says; `Settings` has checked the two numbers. LLMParamError, with the
+    names that there are, for anything but "auto" and a loop that this CPU has."""
     accepted = ("auto", *_copy.supported_kernels())
     if settings.kernel not in accepted:
         raise LLMParamError(f"SHMKV_KERNEL must be one of {', '.join(accepted)}, got {shown(settings.kernel)}")

@@ -55,12 +55,15 @@ def test_every_other_setting_comes_from_the_environment(cli: Any) -> None:
 
 
 @pytest.mark.parametrize(("variable", "value"), [
-    ("SHMKV_KERNEL", "z80"), ("SHMKV_COPY_THREADS", "0"), ("SHMKV_COPY", "mmap"), ("SHMKV_MAX_LEASES", "193"),
+    ("SHMKV_KERNEL", "z80"), ("SHMKV_KERNEL", "AVX2"), ("SHMKV_KERNEL", ""),
+    ("SHMKV_COPY_THREADS", "0"), ("SHMKV_COPY", "mmap"), ("SHMKV_MAX_LEASES", "193"),
 ])
 def test_variable_that_cannot_be_used_is_one_red_line(cli: Any, variable: str, value: str) -> None:
     done = cli("info", env={variable: value})
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert re.findall(r"SHMKV_\w+", done.stderr) == [variable], "the one, and no other"
+    if variable == "SHMKV_KERNEL":
+        assert f"must be one of {', '.join(['auto', *_copy.supported_kernels()])}, got '{value}'" in done.stderr
 
 
 def test_facts_for_people(cli: Any) -> None:
