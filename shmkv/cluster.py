@@ -80,7 +80,7 @@ class Cluster:
         self.directory = Directory(region, self._reserve, incarnation=self.member.incarnation, cluster_id=self.cluster_id,
                                    role=int(self.role))
         pool = SegmentPool(segment_prefix(self.settings.namespace, self.member.incarnation), self.settings.recycle_bytes,
-                           self.directory.note_unlinked)
+                           self.directory.note_unlinked, self.settings.pools_nbytes)
         self.caches = OwnCaches(self.settings, self.namespace, self.member, self.directory, pool,
                                 lambda: list(self.link_records), self._look)
 

@@ -107,6 +107,12 @@ class Settings:
         """What an allocation without memory answers."""
         return LLMStatusCode.LLM_OUT_OF_MEMORY if self.cache_manager else LLMStatusCode.LLM_DEVICE_OUT_OF_MEMORY
 
+    @property
+    def pools_nbytes(self) -> int | None:
+        """Bytes of the pools together, None if there is none."""
+        sizes = [pool.memory_size for pool in (self.mem_pool, self.host_mem_pool) if pool]
+        return sum(sizes) if sizes else None
+
     @classmethod
     def from_options(cls, options: dict[str, str], environ: Mapping[str, str] | None = None) -> Settings:
         """Check the options given to init, and the environment; `options` is not changed.
