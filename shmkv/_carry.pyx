@@ -7,7 +7,7 @@ While bytes are carried, deadline, link, peer and signals are looked at every fe
 from libc.errno cimport ENOENT, ENOMEM
 
 from shmkv._attached cimport ATTACH_SIZE, attach_segment, check_generation, populate, table_find
-from shmkv._copy cimport MOVE_DIRECT, MOVE_TO_FILE, move_part
+from shmkv._copy cimport MOVE_DIRECT, MOVE_TO_FILE, copy_moves_by, move_part
 from shmkv._crash cimport crash_point
 from shmkv._futex cimport load64_relaxed
 from shmkv._layout cimport CACHE_REGISTERED, TensorRecord, tensor_at, word_generation
@@ -96,6 +96,10 @@ cdef int carry_private(Looker* looker, const Plan* plan, char* here, uint64_t th
     cdef PeerProcess peer
     peer.life_fd, peer.members, peer.slot, peer.incarnation = link.life_fd, link.members, link.peer_slot, link.peer_incarnation
     peer.pid = 0
+    if writes:
+        copy_moves_by(b"process_vm_writev", False)
+    else:
+        copy_moves_by(b"process_vm_readv", False)
     return peer_move(plan, &peer, here, there, writes, look_at_link, looker, &link.fault)
 
 

@@ -23,5 +23,6 @@ cdef int move(const Plan* plan, const char* src, int fd, char* dst, int mode, Ch
 cdef int move_part(const Plan* plan, uint64_t whole_nbytes, const char* src, int fd, char* dst, int mode, CheckFn check,
                    void* context) noexcept nogil
 cdef uint64_t share_of(uint64_t nbytes, uint32_t* threads) noexcept nogil
+cdef void copy_moves_by(const char* mover, bint streaming) noexcept nogil
 cdef void last_copy_note(uint64_t nbytes, int64_t wait_ns, int64_t copy_ns) noexcept nogil
-cdef void last_copy_read(uint64_t* nbytes, int64_t* wait_ns, int64_t* copy_ns) noexcept nogil
+cdef tuple last_copy()

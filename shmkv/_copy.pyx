@@ -29,19 +29,25 @@ cdef extern from "_kernels.h" nogil:
 
 cdef extern from *:
     """
-    /* What the calling thread's last copy did: kept here, because several threads pull at once. */
-    static __thread uint64_t last_nbytes;
-    static __thread int64_t last_wait_ns, last_copy_ns;
-    static inline void last_copy_set(uint64_t nbytes, int64_t wait_ns, int64_t copy_ns)
-    { last_nbytes = nbytes; last_wait_ns = wait_ns; last_copy_ns = copy_ns; }
-    static inline uint64_t last_copy_nbytes(void) { return last_nbytes; }
-    static inline int64_t last_copy_wait_ns(void) { return last_wait_ns; }
-    static inline int64_t last_copy_copy_ns(void) { return last_copy_ns; }
+    /* The calling thread's note of its last copy: a thread's own, because several threads pull at once. */
+    struct shmkv_copy_note {
+        uint64_t nbytes;
+        int64_t wait_ns, copy_ns;
+        const char *mover, *moving;     /* NULL = none yet; `moving` may belong to a copy that fails */
+        int streamed, streaming;
+    };
+    static __thread struct shmkv_copy_note copy_note_of_thread;
+    static inline struct shmkv_copy_note *copy_note(void) { return &copy_note_of_thread; }
     """
-    void last_copy_set(uint64_t nbytes, int64_t wait_ns, int64_t copy_ns) noexcept nogil
-    uint64_t last_copy_nbytes() noexcept nogil
-    int64_t last_copy_wait_ns() noexcept nogil
-    int64_t last_copy_copy_ns() noexcept nogil
+    struct shmkv_copy_note:
+        uint64_t nbytes
+        int64_t wait_ns
+        int64_t copy_ns
+        const char* mover
+        const char* moving
+        bint streamed
+        bint streaming
+    shmkv_copy_note* copy_note() noexcept nogil
 
 cdef struct Run:
     const char* src
@@ -82,16 +88,25 @@ cdef int move_part(const Plan* plan, uint64_t whole_nbytes, const char* src, int
                    void* context) noexcept nogil:
     """The same for a plan that is a part of a whole: much does not belong into the processor's cache, however small its parts."""
     cdef Job job
+    cdef const shmkv_kernel* kernel = chosen        # once: another thread may choose meanwhile
     cdef uint32_t threads = 1
     job.plan, job.src, job.fd, job.dst, job.mode, job.check, job.context = plan, src, fd, dst, mode, check, context
-    job.streaming = whole_nbytes >= nt_threshold
+    job.streaming = fd < 0 and whole_nbytes >= nt_threshold
     if job.streaming:
         add64_relaxed(&streamed_count, 1)
-    job.copy = chosen.streaming if job.streaming else chosen.ordinary
+    job.copy = kernel.streaming if job.streaming else kernel.ordinary
+    copy_moves_by(kernel.name if fd < 0 else system_call(mode), job.streaming)
     job.share_nbytes = share_of(plan.nbytes, &threads)
     if plan.nbytes <= job.share_nbytes:
         return copy_share(&job, 0)
     return crew_run(copy_share, &job, (plan.nbytes + job.share_nbytes - 1) // job.share_nbytes, threads, copy_share_and_look)
+
+
+cdef const char* system_call(int mode) noexcept nogil:
+    """The one that moves bytes where an end is a file."""
+    if mode == MOVE_TO_FILE:
+        return b"pwrite"
+    return b"pread"
 
 
 cdef uint64_t share_of(uint64_t nbytes, uint32_t* threads) noexcept nogil:
@@ -137,16 +152,24 @@ cdef int copy_share_and_look(void* context, uint64_t share) noexcept nogil:
     return status if status != 0 else job.check(job.context)
 
 
+cdef void copy_moves_by(const char* mover, bint streaming) noexcept nogil:
+    """What the calling thread copies with now: a loop or a system call, a name that lasts. Noted when the copy has succeeded."""
+    cdef shmkv_copy_note* note = copy_note()
+    note.moving, note.streaming = mover, streaming
+
+
 cdef void last_copy_note(uint64_t nbytes, int64_t wait_ns, int64_t copy_ns) noexcept nogil:
     """Remember what a successful pull or copy of the calling thread did."""
-    last_copy_set(nbytes, wait_ns, copy_ns)
+    cdef shmkv_copy_note* note = copy_note()
+    note.nbytes, note.wait_ns, note.copy_ns = nbytes, wait_ns, copy_ns
+    note.mover, note.streamed = note.moving, note.streaming
 
 
-cdef void last_copy_read(uint64_t* nbytes, int64_t* wait_ns, int64_t* copy_ns) noexcept nogil:
-    """What the calling thread's last successful pull or copy did, all 0 before the first."""
-    nbytes[0] = last_copy_nbytes()
-    wait_ns[0] = last_copy_wait_ns()
-    copy_ns[0] = last_copy_copy_ns()
+cdef tuple last_copy():
+    """(bytes, ns waited, ns copied, by what, was it streamed) of the calling thread's last successful pull or copy; 0, "" and False
+    before the first."""
+    cdef shmkv_copy_note* note = copy_note()
+    return note.nbytes, note.wait_ns, note.copy_ns, note.mover.decode() if note.mover != NULL else "", note.streamed
 
 
 def supported_kernels() -> list:

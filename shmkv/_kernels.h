@@ -360,9 +360,10 @@ static inline void shmkv_copy_fence(void)
 }
 
 /* In order of preference: shmkv_kernel_best() is the first that this processor supports.
- * avx2 stands before avx512 because wider registers won nothing: level in cache and streaming, a tenth
- * slower from DRAM through the cache (measured on a processor with both); and some processors lower
- * their clock for them. c stands before memcpy for the reason at the top of this file. */
+ * avx2 stands before avx512 because wider registers won little on a processor with both: up to 6 % slower in
+ * cache, 3 to 4 % from DRAM through it, streaming 2 % slower to 7 % faster by alignment (docs/bench-avx512.json).
+ * That was when avx2 still streamed line by line; not measured again. And some processors lower their clock
+ * for them. c stands before memcpy for the reason at the top of this file. */
 static const struct shmkv_kernel shmkv_kernels[] = {
 #if SHMKV_X86
     {"avx2", shmkv_copy_avx2, shmkv_stream_avx2, shmkv_has_avx2},

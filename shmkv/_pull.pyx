@@ -8,7 +8,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from shmkv._blocks cimport BlockLists, Blocks
-from shmkv._copy cimport last_copy_read
+from shmkv._copy cimport last_copy
 from shmkv._core cimport BY_BLOCKS_KEY, BY_ID, BY_KEY, Request, enter_counted, pull_locked, pull_now
 from shmkv._futex cimport load32_acquire, now_ns
 from shmkv._layout cimport KEY_BLOCKS, KEY_NONE
@@ -187,11 +187,9 @@ def check(LocalCache dst, tuple select, *, BlockLists lists=None):
 
 
 def last_pull():
-    """(bytes, ns waited, ns copied) of the calling thread's last successful pull or copy, all 0 before the first."""
-    cdef uint64_t nbytes = 0
-    cdef int64_t wait_ns = 0, copy_ns = 0
-    last_copy_read(&nbytes, &wait_ns, &copy_ns)
-    return nbytes, wait_ns, copy_ns
+    """(bytes, ns waited, ns copied, loop or system call, was it streamed) of the calling thread's last successful pull or copy;
+    0, "" and False before the first."""
+    return last_copy()
 
 
 cdef class PreparedPull:

@@ -27,8 +27,8 @@ log = logging.getLogger("shmkv")
 
 
 def choose_kernel(settings: Settings) -> None:
-    """Copy loop, threshold and threads as the environment says; `Settings` has checked the two numbers. LLMParamError for a loop
-    that this CPU has not."""
+    """Copy loop, threshold and threads as the environment says; `Settings` has checked the two numbers. LLMParamError, with the
+    names that there are, for anything but "auto" and a loop that this CPU has."""
     accepted = ("auto", *_copy.supported_kernels())
     if settings.kernel not in accepted:
         raise LLMParamError(f"SHMKV_KERNEL must be one of {', '.join(accepted)}, got {shown(settings.kernel)}")
@@ -80,7 +80,7 @@ class Cluster:
         self.directory = Directory(region, self._reserve, incarnation=self.member.incarnation, cluster_id=self.cluster_id,
                                    role=int(self.role))
         pool = SegmentPool(segment_prefix(self.settings.namespace, self.member.incarnation), self.settings.recycle_bytes,
-                           self.directory.note_unlinked)
+                           self.directory.note_unlinked, self.settings.pools_nbytes)
         self.caches = OwnCaches(self.settings, self.namespace, self.member, self.directory, pool,
                                 lambda: list(self.link_records), self._look)
 

@@ -89,7 +89,7 @@ class Settings:
     host_mem_pool: MemPool | None
     listen_ip_info: str
     recycle_bytes: int | None
-    kernel: str
+    kernel: str                     # as it was given: which there are is for `choose_kernel` to say
     nt_threshold: int | None
     copy_threads: int | None
     copy: str
@@ -106,6 +106,12 @@ class Settings:
     def out_of_memory_status(self) -> LLMStatusCode:
         """What an allocation without memory answers."""
         return LLMStatusCode.LLM_OUT_OF_MEMORY if self.cache_manager else LLMStatusCode.LLM_DEVICE_OUT_OF_MEMORY
+
+    @property
+    def pools_nbytes(self) -> int | None:
+        """Bytes of the pools together, None if there is none."""
+        sizes = [pool.memory_size for pool in (self.mem_pool, self.host_mem_pool) if pool]
+        return sum(sizes) if sizes else None
 
     @classmethod
     def from_options(cls, options: dict[str, str], environ: Mapping[str, str] | None = None) -> Settings:
@@ -136,7 +142,7 @@ class Settings:
             host_mem_pool=_pool(given, HOST_MEM_POOL) if cache_manager else None,
             listen_ip_info=listen_ip_info or "",
             recycle_bytes=_env_int(env, "SHMKV_RECYCLE_BYTES", 0, INT64_MAX),
-            kernel=_kernel(env),
+            kernel=env.get("SHMKV_KERNEL", "auto"),
             nt_threshold=_env_int(env, "SHMKV_NT_THRESHOLD", 0, INT64_MAX),
             copy_threads=_env_int(env, "SHMKV_COPY_THREADS", 1, 256),
             copy=_copy(given, env),
@@ -209,13 +215,6 @@ def _namespace(options: Mapping[str, Any], environ: Mapping[str, str]) -> str:
     name = environ.get(source, f"shmkv-{os.getuid()}") if given is None else given
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", name):
         raise LLMParamError(f"{source} must be 1 to 100 characters of A-Za-z0-9_-, got {shown(name)}")
-    return name
-
-
-def _kernel(environ: Mapping[str, str]) -> str:
-    name = environ.get("SHMKV_KERNEL", "auto")
-    if not re.fullmatch(r"[a-z0-9_]{1,32}", name):
-        raise LLMParamError(f"SHMKV_KERNEL must be auto or a copy kernel of a-z0-9_, got {shown(name)}")
     return name
 
 

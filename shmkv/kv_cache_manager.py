@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence
 
-from shmkv import _copy, _pull, transfer
+from shmkv import _pull, transfer
 from shmkv._pull import PreparedPull
 from shmkv.async_calls import AsyncCalls
 from shmkv.block_calls import BlockCalls
@@ -338,8 +338,8 @@ class KvCacheManager(BlockCalls, PushCalls, MemoryCalls, ViewCalls, AsyncCalls, 
             transfer.pull_many(self._cluster, self._links, pulls)
 
     def last_pull(self) -> LastPull:
-        """What the calling thread's last successful pull or copy did; zeros before the first."""
-        return LastPull(*_pull.last_pull(), str(_copy.current()["kernel"]))
+        """What the calling thread's last successful pull or copy did; zeros, "" and False before the first."""
+        return LastPull(*_pull.last_pull())
 
     def copy_cache(self, dst: KvCache, src: KvCache, dst_batch_index: int = 0, src_batch_index: int = 0, offset: int = 0,
                    size: int = -1, req_id: int | None = None) -> None:

@@ -30,12 +30,18 @@ ALL_TENSORS: Tensors = (0, -1, 0, -1, 0)
 
 
 class LastPull(NamedTuple):
-    """What a pull did: bytes copied, ns until the link's lock was had, ns under it, and the copy loop in use."""
+    """What a pull did: bytes copied, ns until the link's lock was had, ns under it.
+
+    `kernel` is the copy loop that it used ("avx2", "avx512", "c", "memcpy"); or the system call that copied, where memory was not
+    mapped: "pread", as `SHMKV_COPY=pread` wants, or "process_vm_readv", for private memory of a peer. "" before the first pull.
+    `streamed`: were these the loop's stores past the processor's cache? False for a system call.
+    """
 
     nbytes: int
     wait_ns: int
     copy_ns: int
     kernel: str
+    streamed: bool
 
 
 class PullRequest:

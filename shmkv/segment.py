@@ -202,12 +202,15 @@ def create_and_map(name: str, nbytes: int, *, reserved: int | None = None, popul
 class SegmentPool:
     """Segments of one cluster: new ones, and freed ones kept for the next cache that fits.
 
-    `prefix` is the name up to the serial number; `on_unlink(serial)` is told when a name is gone. Called under the owner's lock.
+    `prefix` is the name up to the serial number; `on_unlink(serial)` is told when a name is gone; `data_limit`: bytes of tensors in
+    what is kept, headers not counted, as the pools of the options count. Called under the owner's lock.
     """
 
-    def __init__(self, prefix: str, recycle_nbytes: int | None, on_unlink: Callable[[int], None]) -> None:
+    def __init__(self, prefix: str, recycle_nbytes: int | None, on_unlink: Callable[[int], None],
+                 data_limit: int | None = None) -> None:
         self._prefix = prefix
         self._limit = DEFAULT_RECYCLE_NBYTES if recycle_nbytes is None else recycle_nbytes
+        self._data_limit = data_limit
         self._on_unlink = on_unlink
         self._kept: list[Segment] = []
         self._next_serial = 1
@@ -256,13 +259,18 @@ class SegmentPool:
         raise FileExistsError(errno.EEXIST, f"eight names after {SHM_DIR}/{name} are taken")
 
     def give(self, segment: Segment) -> int:
-        """Take back the memory of a freed cache: kept, if nobody holds a view of it and it fits the limit, else unlinked.
+        """Take back the memory of a freed cache: kept, if nobody holds a view of it and it fits the limits, else unlinked.
         Returns the bytes that the system has back."""
-        if segment.region.exports == 0 and self.kept_nbytes + segment.nbytes <= self._limit:
+        if segment.region.exports == 0 and self._may_keep(segment):
             self._kept.append(segment)
             _crash.reach("recycled")
             return 0
         return self._drop(segment)
+
+    def _may_keep(self, segment: Segment) -> bool:
+        nbytes = self.kept_nbytes + segment.nbytes
+        data = nbytes - SEGMENT_DATA * (len(self._kept) + 1)
+        return nbytes <= self._limit and (self._data_limit is None or data <= self._data_limit)
 
     def drain(self) -> int:
         """Unlink all that is kept: bytes given back."""

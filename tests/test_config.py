@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shmkv import _copy
+from shmkv.checks import shown
+from shmkv.cluster import choose_kernel
 from shmkv.config import LLMConfig, LlmConfig, MemPool, Settings
 from shmkv.errors import LLMNoneError, LLMParamError
 
@@ -372,7 +375,11 @@ def test_namespace_refused(name: str) -> None:
         settings(SHMKV_NAMESPACE=name)
 
 
-@pytest.mark.parametrize("name", ["", "AVX2", "a b", "../x", "a" * 33])
-def test_kernel_refused(name: str) -> None:
-    with pytest.raises(LLMParamError, match="SHMKV_KERNEL"):
-        settings(SHMKV_KERNEL=name)
+@pytest.mark.parametrize("name", ["", "AVX2", "Auto", "a b", " c", "../x", "z80", "a" * 4000])
+def test_kernel_refused_by_the_names_that_there_are(name: str) -> None:
+    before = _copy.current()
+    with pytest.raises(LLMParamError) as refused:
+        choose_kernel(settings(SHMKV_KERNEL=name))
+    names = ", ".join(["auto", *_copy.supported_kernels()])
+    assert str(refused.value) == f"SHMKV_KERNEL must be one of {names}, got {shown(name)}"
+    assert _copy.current() == before

@@ -20,6 +20,12 @@ from shmkv._local import LocalCache
 LEAD = 67
 CANARY = 0x5A
 KERNELS = _copy.supported_kernels()
+THRESHOLDS = pytest.mark.parametrize("threshold", [0, 1 << 62], ids=["streaming", "ordinary"])
+
+
+def every_loop(test: Any) -> Any:
+    """With each loop of this processor, streaming from the first byte on and not at all."""
+    return THRESHOLDS(pytest.mark.parametrize("kernel", KERNELS)(test))
 
 
 @pytest.fixture(autouse=True)
@@ -74,34 +80,44 @@ def breaks_a_layer_rule(case: Case) -> bool:
     return per_layer > case.dst.num_tensors or case.dst.num_tensors % per_layer > 0 or case.src.num_tensors % per_layer > 0
 
 
-def check_against_the_twin(case: Case, seed: int) -> None:
+def check_against_the_twin(case: Case, seed: int) -> bool:
+    """Were bytes moved?"""
+    moved = False
     src, before = noise(case.src.geometry, seed), noise(case.dst.geometry, seed + 1)
     source, target = Memory(src), Memory(before)
     _, wanted = expected_pull(src, before, case.pull)
     if case.pull.src_row < case.src.geometry.rows:
         status = _pull.copy(source.cache, target.cache, selection(case.pull), 20000)
+        moved = status == 0
         try:
             pull_bytes(src, before, case.pull)
-            assert status == 0
+            assert moved
         except Refused:
             wanted = before
-            if status == 0:
+            if moved:
                 assert breaks_a_layer_rule(case)
                 wanted = target.content
     np.testing.assert_array_equal(target.content, wanted)
     np.testing.assert_array_equal(source.content, src)
     assert target.canaries_live()
+    return moved
 
 
-@settings(max_examples=2000, deadline=None)
-@given(st.integers(0, 2**32))
-def test_copies_are_those_of_the_twin(seed: int) -> None:
-    check_against_the_twin(random_case(random.Random(seed).randint), seed)
+@every_loop
+@settings(max_examples=600, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_copies_are_those_of_the_twin(kernel: str, threshold: int, seed: int) -> None:
+    _copy.configure(kernel, threshold)
+    streamed = _copy.streamed()
+    moved = check_against_the_twin(random_case(random.Random(seed).randint), seed)
+    assert (_copy.streamed() > streamed) == (moved and threshold == 0)
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.data())
-def test_copies_drawn_number_by_number(data: st.DataObject) -> None:
+@every_loop
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_copies_drawn_number_by_number(kernel: str, threshold: int, data: st.DataObject) -> None:
+    _copy.configure(kernel, threshold)
     check_against_the_twin(random_case(lambda low, high: data.draw(st.integers(low, high))), seed=5)
 
 
@@ -128,9 +144,12 @@ def through_a_temporary(before: Any, want: tuple[int, ...]) -> Any:
     return after
 
 
-@settings(max_examples=2000, deadline=None)
-@given(overlaps(), st.integers(0, 2**32))
-def test_overlapping_copies_go_as_if_through_a_temporary(case: tuple[Geometry, tuple[int, ...]], seed: int) -> None:
+@every_loop
+@settings(max_examples=600, deadline=None)
+@given(case=overlaps(), seed=st.integers(0, 2**32))
+def test_overlapping_copies_go_as_if_through_a_temporary(kernel: str, threshold: int, case: tuple[Geometry, tuple[int, ...]],
+                                                         seed: int) -> None:
+    _copy.configure(kernel, threshold)
     shape, want = case
     before = noise(shape, seed)
     both = Memory(before)
@@ -139,8 +158,7 @@ def test_overlapping_copies_go_as_if_through_a_temporary(case: tuple[Geometry, t
     assert both.canaries_live()
 
 
-@pytest.mark.parametrize("threshold", [0, 1 << 62], ids=["streaming", "ordinary"])
-@pytest.mark.parametrize("kernel", KERNELS)
+@every_loop
 def test_every_loop_moves_every_length(kernel: str, threshold: int) -> None:
     _copy.configure(kernel, threshold)
     for length in (1, 2, 15, 16, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 257, 1000, 4095, 4096, 4097, 70001):

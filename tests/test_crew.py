@@ -15,14 +15,14 @@ from peer import SHM, Namespace
 from shmkv import _attached, _copy, _crew
 
 NBYTES = 16 << 20
+THRESHOLD = 8 << 20
 
-# A copy above the threshold; prints how many threads of the crew exist before and after, and in a forked child.
+# A copy of so many bytes; prints how many threads of the crew exist before and after, and in a forked child.
 PROGRAM = """
 import os, sys, threading
 from shmkv import _copy, _crew, _local, _pull, segment
 from shmkv._mapping import Region
-NBYTES = 16 << 20
-name = sys.argv[1]
+name, NBYTES = sys.argv[1], int(sys.argv[3])
 fd = segment.create(name, 2 * NBYTES, 2 * NBYTES)
 region = Region.map(fd, 2 * NBYTES)
 os.close(fd)
@@ -46,12 +46,15 @@ print(copy(), flush=True)
 """
 
 
-@pytest.mark.parametrize(("threads", "said"), [
-    (1, ["0 0 0 0", "0 0 0", "0"]),
-    (3, ["0 2 2 2", "0 2 2", "2"]),
+NO_CREW = ["0 0 0 0", "0 0 0", "0"]
+CREW_OF_TWO = ["0 2 2 2", "0 2 2", "2"]
+
+
+@pytest.mark.parametrize(("threads", "nbytes", "said"), [
+    (1, NBYTES, NO_CREW), (3, NBYTES, CREW_OF_TWO), (3, THRESHOLD, CREW_OF_TWO), (3, THRESHOLD - 1, NO_CREW),
 ])
-def test_threads_are_made_on_first_need_and_again_after_fork(threads: int, said: list[str]) -> None:
-    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM, f"crew-{os.getpid()}", str(threads)],
+def test_threads_are_made_on_first_need_and_again_after_fork(threads: int, nbytes: int, said: list[str]) -> None:
+    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM, f"crew-{os.getpid()}", str(threads), str(nbytes)],
                            capture_output=True, text=True, timeout=60, check=False)
     assert (ended.stdout.splitlines(), ended.stderr, ended.returncode) == (said, "", 0)
 

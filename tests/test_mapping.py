@@ -200,6 +200,34 @@ def test_many_segments_are_kept_side_by_side(pair: Pair) -> None:
     assert sum(" r--s " in line for line in memory.mapped(pair.prefix)) == 11
 
 
+def readers_mappings(pair: Pair) -> list[int]:
+    """Serials of the segments that the reader has mapped."""
+    lines_ = (line.split() for line in memory.mapped(pair.prefix) if " r--s " in line)
+    return sorted(int(fields[-1].rpartition(".")[2], 16) for fields in lines_)
+
+
+def test_mappings_beyond_the_limit_replace_those_not_used_for_longest(pair: Pair) -> None:
+    kept = 1024                     # of one peer
+    for number in range(1, kept + 1):
+        pair.add(np.full((1, 1, 1, 128), number % 251, np.uint8))
+    cache, content = destination(1, 1, 1, 128)
+
+    def pull_whole(serial: int) -> None:
+        source = pair.sources[serial - 1]
+        assert memory.pull(pair.handle, cache, by_id(source.cache_id), select()) == 0
+        expected = BYTES[0, 0, 0] if serial == 1 else np.full(128, (serial - 1) % 251, np.uint8)
+        np.testing.assert_array_equal(content.reshape(-1), expected)
+
+    for serial in range(1, kept + 1):
+        pull_whole(serial)
+    assert readers_mappings(pair) == list(range(1, kept + 1))
+    pull_whole(kept + 1)
+    assert readers_mappings(pair) == list(range(2, kept + 2))
+    pull_whole(2)                   # used now: it stays
+    pull_whole(1)
+    assert readers_mappings(pair) == [1, 2, *range(4, kept + 2)]
+
+
 def set_header(name: str, value: int) -> Callable[[Pair], None]:
     def change(pair: Pair) -> None:
         memory.header_word(pair.sources[0].region, name).value = value

@@ -1,6 +1,7 @@
 """The hot path as Python calls it: several rows under one lock, prepared pulls, and what the last one did."""
 from __future__ import annotations
 
+import os
 import struct
 import threading
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from memory import Pair, destination, request, select
 from peer import Namespace
 from reference import Geometry, noise
 
-from shmkv import CacheKey, CacheKeyByIdAndIndex, _link, _lookup, _plan, _pull
+from shmkv import CacheKey, CacheKeyByIdAndIndex, _copy, _layout, _link, _lookup, _plan, _pull, segment
 from shmkv._local import LocalCache
 
 SHAPE = Geometry(2, 1, 4, 32)
@@ -82,15 +83,64 @@ def test_no_rows_at_all(pair: Pair) -> None:
 def test_last_pull_is_told_to_its_own_thread(pair: Pair) -> None:
     cache, _ = destination(*SHAPE)
     assert memory.pull(pair.handle, cache, request(0), select(size=10)) == 0
-    nbytes, waited, copied = _pull.last_pull()
+    nbytes, waited, copied, kernel, streamed = _pull.last_pull()
     assert (nbytes, waited >= 0, copied > 0) == (2 * 10, True, True)
+    assert (kernel, streamed) == (_copy.current()["kernel"], False)
     elsewhere: list[Any] = []
     thread = threading.Thread(target=lambda: elsewhere.append(_pull.last_pull()))
     thread.start()
     thread.join()
-    assert elsewhere == [(0, 0, 0)]
+    assert elsewhere == [(0, 0, 0, "", False)]
     assert memory.pull(pair.handle, cache, request(99), select()) == _lookup.NEVER
     assert _pull.last_pull()[0] == 20
+
+
+@pytest.fixture
+def default_loop() -> Iterator[None]:
+    yield
+    _copy.configure()
+
+
+@pytest.mark.usefixtures("default_loop")
+@pytest.mark.parametrize("kernel", _copy.supported_kernels())
+def test_last_pull_tells_the_loop_of_that_pull_and_not_of_the_next(pair: Pair, kernel: str) -> None:
+    cache, _ = destination(*SHAPE)
+    _copy.configure(kernel, 20)
+    for size, streamed in ((10, True), (9, False)):         # of each of two tensors
+        assert memory.pull(pair.handle, cache, request(0), select(size=size)) == 0
+        assert _pull.last_pull()[3:] == (kernel, streamed)
+    _copy.configure("memcpy" if kernel == "c" else "c", 0)
+    assert _pull.last_pull()[3:] == (kernel, False), "nothing was copied since"
+    assert memory.pull(pair.handle, cache, request(99), select()) == _lookup.NEVER
+    assert _pull.last_pull()[3:] == (kernel, False)
+    assert _pull.copy(cache, destination(*SHAPE)[0], select(), 20000) == 0
+    assert _pull.last_pull()[3:] == ("memcpy" if kernel == "c" else "c", True), "a copy counts as well"
+
+
+@pytest.mark.usefixtures("default_loop")
+def test_last_pull_keeps_what_a_copy_that_fails_has_not_done(namespace: Namespace) -> None:
+    """By system calls, of a segment that was cut off behind the first tensor."""
+    pair = Pair(namespace.name, by_pread=True)
+    try:
+        source = pair.add(CONTENT)
+        cache, _ = destination(*SHAPE)
+        _copy.configure("c")
+        assert _pull.copy(cache, destination(*SHAPE)[0], select(), 20000) == 0
+        before = _pull.last_pull()
+        assert before[3] == "c"
+        assert memory.pull(pair.handle, cache, memory.by_id(source.cache_id), select(size=1, src_count=1, dst_count=1)) == 0
+        assert (_pull.last_pull()[0], *_pull.last_pull()[3:]) == (1, "pread", False)
+        _copy.configure("c", 0)
+        streamed = _copy.streamed()
+        assert memory.pull(pair.handle, cache, memory.by_id(source.cache_id), select(size=1)) == 0
+        assert (_copy.streamed(), _pull.last_pull()[4]) == (streamed, False), "a system call streams nothing"
+        assert _pull.copy(cache, destination(*SHAPE)[0], select(), 20000) == 0
+        done = _pull.last_pull()
+        os.truncate(f"{segment.SHM_DIR}/{source.path}", _layout.SEGMENT_DATA)
+        assert memory.pull(pair.handle, cache, memory.by_id(source.cache_id), select()) < 0
+        assert _pull.last_pull() == done, "that of the copy which succeeded"
+    finally:
+        pair.close()
 
 
 def test_one_shape_is_planned_once_and_right_every_time(pair: Pair) -> None:

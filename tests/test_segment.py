@@ -261,6 +261,18 @@ def test_limit_bounds_what_is_kept(namespace: Namespace, unlinked: list[int]) ->
     assert namespace.segments() == set()
 
 
+@pytest.mark.parametrize(("data_limit", "kept"), [(MIB - 1, 0), (MIB, 1), (2 * MIB, 2), (10 * MIB, 2)])
+def test_tensors_of_what_is_kept_have_a_limit_of_their_own(namespace: Namespace, unlinked: list[int], data_limit: int,
+                                                          kept: int) -> None:
+    pool = SegmentPool(f"{namespace.name}.c.1.", 2 * MIB + 2 * DATA, unlinked.append, data_limit)
+    made = [pool.take(MIB)[0] for _ in range(3)]
+    for each in made:
+        pool.give(each)
+    assert pool.kept_nbytes == kept * (MIB + DATA)
+    assert unlinked == [each.serial for each in made[kept:]]
+    pool.drain()
+
+
 def test_nothing_is_kept_with_a_limit_of_zero(namespace: Namespace, unlinked: list[int]) -> None:
     pool = SegmentPool(f"{namespace.name}.c.1.", 0, unlinked.append)
     made, _ = pool.take(MIB)

@@ -20,6 +20,7 @@ from shmkv.cluster import choose_kernel
 from shmkv.config import Settings
 
 SHMEM_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+MOUNTS = Path("/proc/self/mounts")
 MAX_MAP_COUNT = Path("/proc/sys/vm/max_map_count")
 BRACKETED = re.compile(r"\[(\w+)\]")
 
@@ -35,8 +36,8 @@ def gather() -> dict[str, Any]:
         "max_leases": settings.max_leases, "async_threads": settings.async_threads, "allow_ptrace": settings.allow_ptrace,
         "cpu_count": os.cpu_count(), "usable_cpus": len(os.sched_getaffinity(0)),
         "shm_total_bytes": segment.total_nbytes(), "shm_free_bytes": segment.free_nbytes(),
-        "shmem_huge_pages": _chosen(_text(SHMEM_HUGE_PAGES)), "memory_limit_left_bytes": segment.memory_limit_left(),
-        "max_map_count": int(_text(MAX_MAP_COUNT) or 0),
+        "shmem_huge_pages": _chosen(_text(SHMEM_HUGE_PAGES)), "shm_mount_huge": mount_huge(_text(MOUNTS) or ""),
+        "memory_limit_left_bytes": segment.memory_limit_left(), "max_map_count": int(_text(MAX_MAP_COUNT) or 0),
         "peer_memory_refusal": peer_access.refusal(), "ptrace_scope": peer_access.ptrace_scope(),
     }
 
@@ -75,6 +76,16 @@ def _chosen(setting: str | None) -> str | None:
     """The word in brackets of a kernel setting: "always [never]" → "never"."""
     found = BRACKETED.search(setting or "")
     return found[1] if found else setting
+
+
+def mount_huge(mounts: str) -> str | None:
+    """The option `huge=` of the tmpfs at /dev/shm, by the text of /proc/self/mounts: what decides whether segments get huge pages.
+    The kernel leaves out "never", the default. None if no tmpfs is mounted there."""
+    found = [fields[2:4] for fields in map(str.split, mounts.splitlines()) if fields[1:2] == [segment.SHM_DIR]]
+    if not found or found[-1][0] != "tmpfs":        # what was mounted last hides what lies below it
+        return None
+    options = dict(option.partition("=")[::2] for option in found[-1][1].split(","))
+    return options.get("huge", "never")
 
 
 # -- the layout --------------------------------------------------------------------------------------------------------
@@ -146,7 +157,7 @@ def _print_facts(out: Console, facts: dict[str, Any]) -> None:
         ("asyncio", f"{facts['async_threads']} threads at most"),
         ("CPUs", f"{facts['cpu_count']}, usable by this process: {facts['usable_cpus']}"),
         ("/dev/shm", f"{console.size(facts['shm_total_bytes'])}, free {console.size(facts['shm_free_bytes'])}"),
-        ("huge pages", f"shmem_enabled is {facts['shmem_huge_pages'] or 'not known to this kernel'}"),
+        ("huge pages", _huge_text(facts["shm_mount_huge"], facts["shmem_huge_pages"])),
         ("memory limit", _limit_text(facts["memory_limit_left_bytes"])),
         ("vm.max_map_count", str(facts["max_map_count"])),
         ("peer memory", _reach_text(facts["peer_memory_refusal"])),
@@ -159,6 +170,12 @@ def _print_facts(out: Console, facts: dict[str, Any]) -> None:
 
 def _limit_text(left: int | None) -> str:
     return "no memory cgroup limits this process" if left is None else f"its memory cgroup leaves {console.size(left)}"
+
+
+def _huge_text(mounted: str | None, everywhere: str | None) -> str:
+    """The mount's option decides, unless the setting of the whole system is "deny" or "force"."""
+    mount = f"mounted with huge={mounted}" if mounted else "not a tmpfs"
+    return f"{segment.SHM_DIR} is {mount}; shmem_enabled is {everywhere or 'not known to this kernel'}"
 
 
 def _copy_text(copy: str) -> str:

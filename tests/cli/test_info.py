@@ -5,11 +5,13 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shmkv import __version__, _copy, _layout, peer_access
+from shmkv.cli import info
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -55,12 +57,15 @@ def test_every_other_setting_comes_from_the_environment(cli: Any) -> None:
 
 
 @pytest.mark.parametrize(("variable", "value"), [
-    ("SHMKV_KERNEL", "z80"), ("SHMKV_COPY_THREADS", "0"), ("SHMKV_COPY", "mmap"), ("SHMKV_MAX_LEASES", "193"),
+    ("SHMKV_KERNEL", "z80"), ("SHMKV_KERNEL", "AVX2"), ("SHMKV_KERNEL", ""),
+    ("SHMKV_COPY_THREADS", "0"), ("SHMKV_COPY", "mmap"), ("SHMKV_MAX_LEASES", "193"),
 ])
 def test_variable_that_cannot_be_used_is_one_red_line(cli: Any, variable: str, value: str) -> None:
     done = cli("info", env={variable: value})
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert re.findall(r"SHMKV_\w+", done.stderr) == [variable], "the one, and no other"
+    if variable == "SHMKV_KERNEL":
+        assert f"must be one of {', '.join(['auto', *_copy.supported_kernels()])}, got '{value}'" in done.stderr
 
 
 def test_facts_for_people(cli: Any) -> None:
@@ -68,6 +73,31 @@ def test_facts_for_people(cli: Any) -> None:
     assert done.returncode == 0
     for wanted in (__version__, "copy kernel", "copy threads", "/dev/shm", "vm.max_map_count", "huge pages", "peer memory"):
         assert wanted in done.stdout
+
+
+MOUNT = "tmpfs /dev/shm tmpfs rw,nosuid,nodev"
+
+
+@pytest.mark.parametrize(("mounts", "huge"), [
+    ("", None), ("proc /proc proc rw 0 0\n", None), (f"{MOUNT},size=65536k 0 0\n", "never"),
+    (f"{MOUNT},huge=advise,inode64 0 0\n", "advise"), (f"{MOUNT},huge=within_size 0 0\n", "within_size"),
+    ("tmpfs /dev/shm/below tmpfs rw,huge=always 0 0\n", None), (f"tmpfs /run tmpfs rw,huge=always 0 0\n{MOUNT} 0 0\n", "never"),
+    (f"{MOUNT} 0 0\n{MOUNT},huge=always 0 0\n", "always"), (f"{MOUNT},huge=always 0 0\noverlay /dev/shm overlay rw 0 0\n", None),
+    ("\nodd\n", None),
+])
+def test_option_of_the_mount_at_dev_shm(mounts: str, huge: str | None) -> None:
+    assert info.mount_huge(mounts) == huge
+
+
+def test_huge_pages_of_the_mount_that_is_there(cli: Any) -> None:
+    """As the kernel's other table of mounts has it."""
+    lines = (line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    kind, _, options = ["", "", "", *(field for fields in lines if fields[4] == "/dev/shm" for field in fields[-3:])][-3:]
+    found = re.search(r"\bhuge=(\w+)", options)
+    huge = (found[1] if found else "never") if kind == "tmpfs" else None
+    assert facts(cli)["shm_mount_huge"] == huge
+    said = " ".join(cli("info").stdout.split())
+    assert (f"/dev/shm is mounted with huge={huge}; shmem_enabled is" if huge else "/dev/shm is not a tmpfs;") in said
 
 
 def test_layout_shows_every_field_and_table(cli: Any) -> None:

@@ -62,6 +62,21 @@ def test_a4_7_a_pool_holds_what_fits(managed: Managed) -> None:
     assert sum(cache.cache_desc.size * 10 for cache in caches) == 40 << 20
 
 
+@pytest.mark.parametrize(("device", "host", "kept"), [
+    (pool(1 << 20, 10), None, 1), (pool(2 << 20), None, 2), (pool(900 << 10, 10), None, 1), (None, pool(1 << 20, 10), 1),
+    (None, pool(2 << 20), 2), (pool(1 << 20, 10), pool(1 << 20), 2), (pool(1 << 20, 10), pool(1 << 10), 1),
+])
+def test_freed_memory_that_is_kept_has_the_limit_of_the_pools(here: Managed, namespace: Namespace, device: str | None,
+                                                             host: str | None, kept: int) -> None:
+    """The second cache is too small for the memory of the first, and has some of its own."""
+    pools = {name: text for name, text in (("mem_pool_cfg", device), ("host_mem_pool_cfg", host)) if text}
+    manager = here("MIX", enable_cache_manager=True, **pools).cache_manager
+    placement = Placement.DEVICE if device else Placement.HOST
+    for nbytes in (900 << 10, 300 << 10):
+        manager.deallocate_cache(manager.allocate_cache(CacheDesc(1, [1, nbytes], DataType.DT_INT8, placement)))
+    assert len(namespace.segments()) == kept
+
+
 def test_a4_3_deallocated_cache_is_no_destination(managed: Managed) -> None:
     manager = managed().cache_manager
     manager.allocate_cache(SMALL, [CacheKey(1, 1)])

@@ -84,13 +84,18 @@ def test_layers_and_windows_are_pulled(owner: Peer, other: Peer, rng: np.random.
     np.testing.assert_array_equal(rows_of(other, "kv"), before)
 
 
+LAST = "from shmkv import _pull; result = list(_pull.last_pull())"
+
+
 def test_a_big_row_is_pulled_and_pushed(owner: Peer, other: Peer, rng: np.random.Generator) -> None:
     private = Private(owner, rng, 2, 1, (6 << 20) + 5)
     filled(other, "kv", 2, 1, (6 << 20) + 5)
     other.call("v2_pull", key=by_id(1, private.cache_id), name="kv")
     np.testing.assert_array_equal(rows_of(other, "kv"), private.bytes)
+    assert other.call("execute", code=LAST)[3:] == ["process_vm_readv", False]
     other.call("noise", name="kv", seed=77)
     other.call("v2_push", key=by_id(1, private.cache_id), name="kv")
+    assert other.call("execute", code=LAST)[3:] == ["process_vm_writev", False]
     np.testing.assert_array_equal(private.read(), rows_of(other, "kv"))
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from peer import Peer, StartPeer, by_id, req
-from reference import NOT_EXIST, PARAM_INVALID, SUCCESS, geometry, pattern
+from peer import Namespace, Peer, StartPeer, by_id, req
+from reference import NOT_EXIST, PARAM_INVALID, SUCCESS, Pull, canary, expected_pull, geometry, pattern
 
 pytestmark = pytest.mark.timeout(120)
 SHAPE: dict[str, Any] = {"num_tensors": 8, "shape": [3, 64], "dtype": "DT_FLOAT16"}
@@ -78,6 +78,42 @@ def test_prepared_pull_meets_another_shape(pair: tuple[Peer, Peer]) -> None:
     assert prepared(d, req(1, 1), req(1, 11), req(1, 12), req(1, 13)) == [SUCCESS, PARAM_INVALID, PARAM_INVALID, SUCCESS]
     long = pattern(geometry(8, [2, 80], 2), 3)
     np.testing.assert_array_equal(d.read("kv")[:, :, 1, :128], long[:, :, 0, :128])
+
+
+RESHAPED: list[tuple[dict[str, Any], str]] = [
+    ({"num_tensors": 8, "shape": [2, 80]}, SUCCESS), ({"num_tensors": 8, "shape": [2, 8]}, PARAM_INVALID),
+    ({"num_tensors": 6, "shape": [2, 64]}, PARAM_INVALID), ({"num_tensors": 9, "shape": [2, 64]}, PARAM_INVALID),
+    ({"num_tensors": 8, "shape": [8, 2, 9], "batch_dim": 1}, SUCCESS), ({"num_tensors": 8, "shape": [2, 32, 2]}, SUCCESS),
+    ({"num_tensors": 8, "shape": [2, 129], "dtype": "DT_INT8"}, SUCCESS),
+]
+
+
+@pytest.mark.parametrize("recycled", [True, False], ids=["the same memory", "other memory"])
+@pytest.mark.parametrize(("shape", "answer"), RESHAPED, ids=[str(list(shape.values())) for shape, _ in RESHAPED])
+def test_prepared_pull_meets_another_shape_under_the_same_key(namespace: Namespace, pair: tuple[Peer, Peer], shape: dict[str, Any],
+                                                             answer: str, recycled: bool) -> None:
+    """It has plan, mapping and link of the first shape by then; what the plain pull of the row does into an equal cache counts."""
+    p, d = pair
+    assert prepared(d, req(1, 1), req(1, 3)) == [SUCCESS] * 2
+    segments = namespace.segments()
+    for number in (1, 2, 3):
+        p.call("remove_key", key=req(1, number))
+    if recycled:
+        p.call("deallocate", name="kv")
+    wanted = {"dtype": "DT_FLOAT16", "batch_dim": 0, **shape}
+    cache_id = p.call("allocate", name="next", keys=[req(1, 1)], **wanted)        # in the row that it had
+    assert (namespace.segments() == segments) == recycled
+    p.call("fill", name="next", generation=2)
+    d.call("allocate", name="plain", **SHAPE)
+    for name in ("kv", "plain"):
+        d.call("canary", name=name)
+    assert prepared(d, req(1, 1)) == [answer]
+    assert d.outcome("pull", key=by_id(1, cache_id), name="plain", batch_index=1) == answer
+    np.testing.assert_array_equal(d.read("kv"), d.read("plain"))
+    source = geometry(wanted["num_tensors"], wanted["shape"], 1 if wanted["dtype"] == "DT_INT8" else 2, wanted["batch_dim"])
+    said, content = expected_pull(pattern(source, 2), canary(geometry(8, [3, 64], 2)), Pull(batch_index=1))
+    assert said == answer
+    np.testing.assert_array_equal(d.read("kv"), content)
 
 
 def test_prepared_pull_after_the_peer_restarted(pair: tuple[Peer, Peer], prompt: StartPeer) -> None:
@@ -158,9 +194,26 @@ def test_pull_many_checks_destinations_before_the_first_byte(pair: tuple[Peer, P
     assert many(d, (req(1, 1), 0)) == [SUCCESS, None]
 
 
+LAST = "result = list(agent.dist.kv_cache_manager.last_pull())"
+
+
 def test_last_pull_tells_what_it_did(pair: tuple[Peer, Peer]) -> None:
     _, d = pair
+    assert d.call("execute", code=LAST) == [0, 0, 0, "", False]
     d.call("pull", key=req(1, 1), name="kv", batch_index=0)
-    nbytes, wait_ns, copy_ns, kernel = d.call("execute", code="result = list(agent.dist.kv_cache_manager.last_pull())")
-    assert (nbytes, wait_ns >= 0, copy_ns > 0) == (8 * 128, True, True)
+    nbytes, wait_ns, copy_ns, kernel, streamed = d.call("execute", code=LAST)
+    assert (nbytes, wait_ns >= 0, copy_ns > 0, streamed) == (8 * 128, True, True, False)
     assert kernel in d.call("execute", code="from shmkv import _copy; result = _copy.supported_kernels()")
+    # A prepared one, after the loop was changed; and the change alone says nothing of a pull.
+    assert d.call("execute", code="from shmkv import _copy; _copy.configure('c', 0)\n" + LAST)[3:] == [kernel, False]
+    assert prepared(d, req(1, 2), req(1, 3)) == [SUCCESS] * 2
+    assert d.call("execute", code=LAST)[3:] == ["c", True]
+
+
+def test_last_pull_by_system_calls(prompt: StartPeer, decoder: StartPeer) -> None:
+    p, d = prompt(1), decoder(2, env={"SHMKV_COPY": "pread", "SHMKV_NT_THRESHOLD": "0"})
+    p.call("allocate", name="kv", keys=[req(1, 1)], **SHAPE)
+    d.call("allocate", name="kv", **SHAPE)
+    d.call("pull", key=req(1, 1), name="kv")
+    nbytes, _, _, kernel, streamed = d.call("execute", code=LAST)
+    assert (nbytes, kernel, streamed) == (8 * 128, "pread", False)
