@@ -38,7 +38,18 @@ from shmkv._link cimport (
 )
 from shmkv._link_handle cimport LinkHandle
 from shmkv._link_record cimport end_link
-from shmkv._lookup cimport FIND_CONSUMED, FIND_NEVER, FIND_REMOVED, find_blocks, find_key, find_row, is_same_row, pin, unpin
+from shmkv._lookup cimport (
+    FIND_CONSUMED,
+    FIND_DAMAGED,
+    FIND_NEVER,
+    FIND_REMOVED,
+    find_blocks,
+    find_key,
+    find_row,
+    is_same_row,
+    pin,
+    unpin,
+)
 from shmkv._pull cimport request_init, set_key
 from shmkv._wait cimport (
     TURN_ARM,
@@ -50,6 +61,10 @@ from shmkv._wait cimport (
     sleeper_seen,
     sleeper_sleep,
 )
+
+
+cdef enum:
+    RING_LOOKS = 1000               # a peer whose count of ended keys changes without end must not keep a reader for ever
 
 
 # -- finding ---------------------------------------------------------------------------------------------------------
@@ -111,11 +126,15 @@ cdef inline uint64_t number_of_row(char* base, const RowRecord* row) noexcept no
 
 
 cdef int look_at_ring(char* base, Request* want, Beginning* beginning) noexcept nogil:
-    """FIND_CONSUMED or FIND_REMOVED if a binding of the key has ended that was not over when the wait began, else 0."""
+    """FIND_CONSUMED or FIND_REMOVED if a binding of the key has ended that was not over when the wait began, else 0. What is left
+    after RING_LOOKS looks is for the next call: ends come with an event."""
     cdef DirectoryHeader* header = directory_header(base)
     cdef uint64_t count = load64_acquire(&header.ended_count)
     cdef EndedKey copy
-    while beginning.ended_count != count:
+    cdef int _look
+    for _look in range(RING_LOOKS):
+        if beginning.ended_count == count:
+            break
         if count - beginning.ended_count >= ENDED_RING:     # what was overwritten cannot be known; nor the entry being written
             beginning.ended_count = count - (ENDED_RING - 1)
         load_words(&copy, ended_at(base, beginning.ended_count), sizeof(EndedKey))
@@ -242,6 +261,8 @@ cdef class KeyWait(Ending):
 
     cdef int look_at_blocks(self, Link* link) noexcept nogil:
         cdef int status
+        if self.found.copy.num_rows == 0:
+            return FIND_DAMAGED         # no owner makes such a cache, and there is no row to look at
         while self.row < self.found.copy.num_rows:
             self.found.row = row_at(link.directory, self.found.copy.first_row + self.row)
             self.found.row_word = load64_seq(&self.found.row.word)

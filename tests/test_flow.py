@@ -171,6 +171,12 @@ def test_a_blocks_key_that_was_taken_away_may_be_given_again(pair: Pair) -> None
     assert found.run(LOOK, True) == _wait.NOT_YET       # this one has found it and waits for its rows
 
 
+def test_a_blocks_cache_without_rows_is_damage(pair: Pair) -> None:
+    source = pair.add(SENT, blocks_model_id=7)
+    memory.word(pair.owner.region, "CacheRecord", source.slot, "CacheRecord", "num_rows").value = 0
+    assert KeyWait(pair.handle, packed(memory.blocks_key(7)), PATIENT_MS).run(LOOK, True) == _lookup.DAMAGED
+
+
 def test_a_blocks_cache_that_is_being_freed_may_be_followed_by_another(pair: Pair) -> None:
     source = pair.add(SENT, published=4, blocks_model_id=7)
     pair.owner.directory.retire(source.slot)

@@ -213,7 +213,7 @@ class World(Pair):
         self.put_back()
         self.handle = self.new_handle()                     # the old one's mappings go
         self.pusher.link = self.pusher.new_link()
-        guards.offer_holes(len(self.sources), self.sources[0].region.nbytes)
+        guards.offer_holes(2 * len(self.sources), self.sources[0].region.nbytes)       # for the reader and for the pusher
 
     def has_good_headers(self) -> bool:
         """Magic, version, fingerprint and lengths of all three kinds of file: those of the segments as they stand."""
