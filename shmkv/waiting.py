@@ -112,15 +112,16 @@ class Waits:
     def _is_watched(self, handle: LinkHandle | None) -> bool:
         return handle is None or self._peers.watch(handle.peer_slot, handle.peer_incarnation)
 
-    def sleep(self, armed: Sequence[Waiting], deadline_ns: int) -> tuple[int, bool]:
+    def sleep(self, armed: Sequence[Waiting], deadline_ns: int, bell: _wait_any.Bell | None = None) -> tuple[int, bool]:
         """Sleep for waits that are not yet over after a turn of ARM_NS: (0 or _link.TIMEOUT, does `has_news` tell which of them
-        have to look again? Else all have to)."""
+        have to look again? Else all have to). `bell` ends the sleep, too."""
         running = dict.fromkeys((id(each.wait) for each in armed), threading.get_ident())
         self._running.update(running)
         try:
             is_watched = all(self._is_watched(each.handle) for each in armed)
             waits = cast(list[_wait.Ending], [each.wait for each in armed])
-            return _wait_any.sleep_any(waits, deadline_ns, is_watched), is_watched
+            bells = [] if bell is None else [bell]
+            return _wait_any.sleep_any([*bells, *waits], deadline_ns, is_watched), is_watched
         except MemoryError as error:
             raise self._cluster.no_memory("a wait for several rows", error) from error
         finally:
@@ -240,11 +241,17 @@ class Waiting:
         self.handle = handle
         self.key = key
         self.timeout_ms = timeout_ms
+        self.deadline_ns = time.monotonic_ns() + timeout_ms * 1_000_000     # not before that of `wait`, which was made before
         self.what = what
         self.desc = desc
         self.select = select
         self._waits = waits
         waits.add(wait, handle)
+
+    @property
+    def waiting(self) -> Waiting:
+        """What is slept for between two steps."""
+        return self
 
     def step(self, turn_ns: int = NEVER_NS) -> int:
         """0: done. `_flow.MORE`: a piece is there. `_wait.NOT_YET`: the turn is over. Raises the exception of the contract."""
