@@ -155,10 +155,12 @@ class Waits:
     def _next_look_ns(self, status: int) -> int:
         """When memory is looked for again without being told: what was just said may be seen a little later, and the end of a
         copy, or of a key's time, tells nobody."""
-        caches, region = self._cluster.caches, self._cluster.directory.region
-        if status == 0 or caches.freeing.may_free_untold or _link_record.busy(region):
-            return time.monotonic_ns() + SOON_NS
-        return NEVER_NS
+        with self._cluster.lock:
+            freeing = self._cluster.caches.freeing
+            is_soon = status == 0 or freeing.may_free_untold or _link_record.busy(self._cluster.directory.region)
+            expiry_ns = freeing.next_expiry_ns
+        soon_ns = time.monotonic_ns() + SOON_NS if is_soon else NEVER_NS
+        return min(soon_ns, NEVER_NS if expiry_ns is None else expiry_ns)
 
     def _are_readers_watched(self) -> bool:
         """Will somebody tell when a reader dies that has memory of this cluster?"""

@@ -187,9 +187,21 @@ def test_the_main_thread_wakes_up_for_signals_only(namespace: Namespace, prompt:
     d.kill()
 
 
+TTLS = {
+    "none": "", "of a key that lives": "agent.allocate('timed', keys=[['key', 1, 9, 0, 2**64 - 1]], key_ttl_ms=3_600_000)",
+    "of a key that is gone": """
+agent.allocate('timed', keys=[['key', 1, 9, 0, 2**64 - 1]], key_ttl_ms=3_600_000)
+agent.dist.kv_cache_manager.remove_cache_key(shmkv.CacheKey(1, 9, 0))
+""",
+}
+
+
+@pytest.mark.parametrize("ttl", TTLS)
 def test_an_allocation_that_waits_does_not_wake_up(namespace: Namespace, prompt: StartPeer, decoder: StartPeer,
-                                                   window_s: float) -> None:
+                                                   window_s: float, ttl: str) -> None:
+    """A key with a time to live is looked for when that is over."""
     p, _ = _pair(prompt, decoder)
+    p.call("execute", code=TTLS[ttl])
     p.call("execute", code="""
 import errno, threading
 from shmkv import segment
