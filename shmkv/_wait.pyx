@@ -69,7 +69,8 @@ cdef void sleeper_end_turn(Sleeper* sleeper, int status, int64_t turn_ns) noexce
 
 cdef uint32_t sleeper_seen(const Sleeper* sleeper) noexcept nogil:
     """The value to sleep on, loaded before the look. 0 if it is not counted in, and does not sleep then."""
-    return load32_seq(<const uint32_t*><size_t>sleeper.event) if sleeper.event != 0 else 0
+    cdef uint64_t event = load64_seq(&sleeper.event)        # once: a wait that no thread is inside of is counted out by any
+    return load32_seq(<const uint32_t*><size_t>event) if event != 0 else 0
 
 
 cdef int sleeper_sleep(Sleeper* sleeper, uint32_t seen, Patience* wait, int64_t turn_ns, bint watched) noexcept nogil:
@@ -136,7 +137,8 @@ cdef class Ending:
         self.wake()
 
     def count_out(self):
-        """Nobody needs to tell it anything any more; twice is no error. Only on the thread that waits."""
+        """Nobody needs to tell it anything any more; twice is no error. Only on the thread that is inside, or
+        when none is."""
         sleeper_leave(&self.sleeper)
 
     @property

@@ -21,7 +21,19 @@ from shmkv._futex cimport (
     now_ns,
 )
 from shmkv._link cimport LINK_INTERRUPTED, LINK_TIMEOUT, Patience, patience_init, raise_pending
-from shmkv._wait cimport Ending, run_due_signals, wake_time
+from shmkv._wait cimport Ending, run_due_signals, sleeper_seen, wake_time
+
+
+cdef class Bell(Ending):
+    """A word of this process alone. Among the waits of a sleep, `wake` ends that sleep: the thread is wanted for something else."""
+    cdef uint32_t word
+
+    def __cinit__(self):
+        self.sleeper.event = <uint64_t><size_t>&self.word
+
+    def see(self):
+        """From now on a `wake` is not slept through."""
+        self.sleeper.seen = sleeper_seen(&self.sleeper)
 
 
 def sleep_any(list waits, int64_t deadline_ns, bint watched):

@@ -47,15 +47,16 @@ class AsyncLayerPull:
 class AsyncCalls(StreamCalls):
     """Each takes the arguments of its namesake, which are checked by the call itself, and raises the same.
 
-    Waits sleep in threads of the manager, made on first need and gone at finalize, SHMKV_ASYNC_THREADS (4) at the most. More waits
-    than that take turns of 20 ms, so that none has to wait for another one's end. Cancelled, a call ends as soon as its thread has
-    looked, after a share of a copy at the latest: the link's lock is free then and the key not consumed, bytes of the destination
-    may have changed. A cancellation that comes after the last byte finds the pull done.
+    Waits sleep in threads of the manager, made on first need and gone at finalize, SHMKV_ASYNC_THREADS (4) at the most. When
+    there are more waits than that, one thread sleeps for all of them, and each goes to a thread when there is something for it.
+    Cancelled, a call ends at once, or if a thread is inside as soon as that has looked, after a share of a copy at the latest:
+    the link's lock is free then and the key not consumed, bytes of the destination may have changed. A cancellation that comes
+    after the last byte finds the pull done.
     """
 
     def __init__(self, cluster: Cluster, links: Links, watch: LinkWatch, pushes: Pushes) -> None:
         super().__init__(cluster, links, watch, pushes)
-        self._turns = Turns(cluster.settings.async_threads)
+        self._turns = Turns(cluster.settings.async_threads, self._waits)
 
     async def wait_for_key_async(self, key: SourceKey, timeout_ms: int | None = None) -> None:
         """Return when the key (CacheKey, CacheKeyByIdAndIndex, BlocksCacheKey) is bound and all tensors behind it are published, of

@@ -95,6 +95,16 @@ class KeyExpiry:
                 self.by_ttl += self._end(slot, row)
             heapq.heappop(self._deadlines)      # last: an interrupt costs a second look, and no key its end
 
+    def next_deadline_ns(self) -> int | None:
+        """When the next key goes that still lives. Deadlines before it that count no more are dropped."""
+        while self._deadlines:
+            deadline, slot, row = self._deadlines[0]
+            age = self._slots.get(slot, {}).get(row)
+            if age is not None and age.deadline_ns == deadline and self._directory.row_key(slot, row) is not None:
+                return deadline
+            heapq.heappop(self._deadlines)
+        return None
+
     def expire_older(self, than_ms: int) -> int:
         """End the keys that were bound and last published at least so long ago: how many."""
         limit = time.monotonic_ns() - than_ms * 1_000_000

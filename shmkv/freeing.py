@@ -42,7 +42,6 @@ class Freeing:
         self._reaped: set[tuple[int, int]] = set()
         self._reaped_count = 0
         self._looked_ns = 0
-        self._last_ttl_ns = 0                       # when the last key's time to live is over, at the latest
         self.leaving: dict[int, OwnCache] = {}
         self.dropped = DropQueue(directory)         # those whose last handle is gone, put here without any lock
         self.prefix = PrefixCache(directory, expiry, self.leaving, self._is_pinned)
@@ -133,13 +132,15 @@ class Freeing:
 
     @property
     def may_free_untold(self) -> bool:
-        """May memory become free without `memory_freed` soon: a key's time ends, or this process leaves a cache that it copies?"""
-        # A little longer than the key's time: it may have ended since the last look.
-        is_due = time.monotonic_ns() < self._last_ttl_ns + REAP_INTERVAL_NS
-        return is_due or any(cache.local.uses for cache in self.leaving.values())
+        """May memory become free without `memory_freed` soon: does this process copy out of a cache that is to go?"""
+        return any(cache.local.uses for cache in self.leaving.values())
+
+    @property
+    def next_expiry_ns(self) -> int | None:
+        """When `collect` ends the next key, which tells nobody before."""
+        return self._expiry.next_deadline_ns()
 
     def note_ttl(self, ttl_ms: int | None) -> None:
         """A key is to live that long."""
         if ttl_ms is not None:
-            self._last_ttl_ns = max(self._last_ttl_ns, time.monotonic_ns() + ttl_ms * 1_000_000)
             self._directory.memory_freed()      # not yet, but who waits for memory has to look when the time is over

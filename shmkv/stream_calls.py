@@ -39,6 +39,11 @@ class LayerPull:
         self.step(NEVER_NS)
         return self.take()
 
+    @property
+    def waiting(self) -> Waiting:
+        """What is slept for between two steps."""
+        return self._waiting
+
     def step(self, turn_ns: int) -> int:
         """One turn of the wait for the next layer: `_wait.NOT_YET`, or something else when it is there."""
         try:

@@ -112,15 +112,16 @@ class Waits:
     def _is_watched(self, handle: LinkHandle | None) -> bool:
         return handle is None or self._peers.watch(handle.peer_slot, handle.peer_incarnation)
 
-    def sleep(self, armed: Sequence[Waiting], deadline_ns: int) -> tuple[int, bool]:
+    def sleep(self, armed: Sequence[Waiting], deadline_ns: int, bell: _wait_any.Bell | None = None) -> tuple[int, bool]:
         """Sleep for waits that are not yet over after a turn of ARM_NS: (0 or _link.TIMEOUT, does `has_news` tell which of them
-        have to look again? Else all have to)."""
+        have to look again? Else all have to). `bell` ends the sleep, too."""
         running = dict.fromkeys((id(each.wait) for each in armed), threading.get_ident())
         self._running.update(running)
         try:
             is_watched = all(self._is_watched(each.handle) for each in armed)
             waits = cast(list[_wait.Ending], [each.wait for each in armed])
-            return _wait_any.sleep_any(waits, deadline_ns, is_watched), is_watched
+            bells = [] if bell is None else [bell]
+            return _wait_any.sleep_any([*bells, *waits], deadline_ns, is_watched), is_watched
         except MemoryError as error:
             raise self._cluster.no_memory("a wait for several rows", error) from error
         finally:
@@ -154,10 +155,12 @@ class Waits:
     def _next_look_ns(self, status: int) -> int:
         """When memory is looked for again without being told: what was just said may be seen a little later, and the end of a
         copy, or of a key's time, tells nobody."""
-        caches, region = self._cluster.caches, self._cluster.directory.region
-        if status == 0 or caches.freeing.may_free_untold or _link_record.busy(region):
-            return time.monotonic_ns() + SOON_NS
-        return NEVER_NS
+        with self._cluster.lock:
+            freeing = self._cluster.caches.freeing
+            is_soon = status == 0 or freeing.may_free_untold or _link_record.busy(self._cluster.directory.region)
+            expiry_ns = freeing.next_expiry_ns
+        soon_ns = time.monotonic_ns() + SOON_NS if is_soon else NEVER_NS
+        return min(soon_ns, NEVER_NS if expiry_ns is None else expiry_ns)
 
     def _are_readers_watched(self) -> bool:
         """Will somebody tell when a reader dies that has memory of this cluster?"""
@@ -240,11 +243,17 @@ class Waiting:
         self.handle = handle
         self.key = key
         self.timeout_ms = timeout_ms
+        self.deadline_ns = time.monotonic_ns() + timeout_ms * 1_000_000     # not before that of `wait`, which was made before
         self.what = what
         self.desc = desc
         self.select = select
         self._waits = waits
         waits.add(wait, handle)
+
+    @property
+    def waiting(self) -> Waiting:
+        """What is slept for between two steps."""
+        return self
 
     def step(self, turn_ns: int = NEVER_NS) -> int:
         """0: done. `_flow.MORE`: a piece is there. `_wait.NOT_YET`: the turn is over. Raises the exception of the contract."""

@@ -1,84 +1,38 @@
 """Calls for asyncio: the loop never blocks, cancelled calls leave nothing, and more waits than threads hold up nobody."""
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
 import pytest
+from event_loop import LOOP, begin, end, finish, pulling
 from memory import wait_until
 from peer import Namespace, Peer, StartPeer, by_id, req
 from reference import SUCCESS
 from waiters import until_waiting, waiters
 
 pytestmark = pytest.mark.timeout(180)
+LONG_MS = 20000
 TIMED_OUT, NOT_EXIST = "LLM_WAIT_PROCESS_TIMEOUT", "LLM_KV_CACHE_NOT_EXIST"
-# Runs `main` in an event loop on a thread of its own; `agent.call(coroutine)` runs another one there, `agent.finish()` ends it.
-LOOP = """
-import asyncio, threading
-manager = agent.dist.kv_cache_manager
-agent.loop = asyncio.new_event_loop()
-agent.loop_thread = threading.Thread(target=agent.loop.run_forever)
-agent.loop_thread.start()
-agent.call = lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, agent.loop)
-agent.tasks = {}
-async def outcome(awaitable):
-    try:
-        return str(await awaitable)
-    except asyncio.CancelledError:
-        return "cancelled"
-    except shmkv.LLMException as error:
-        return error.status_code.name
-async def start(name, awaitable):
-    agent.tasks[name] = asyncio.ensure_future(outcome(awaitable))
-agent.begin = lambda name, awaitable: agent.call(start(name, awaitable)).result(10)
-agent.cancel = lambda name: agent.loop.call_soon_threadsafe(agent.tasks[name].cancel)
-async def wait(name):
-    return await asyncio.wait_for(asyncio.shield(agent.tasks[name]), 15)
-agent.end = lambda name: agent.call(wait(name)).result(20)
-async def layers(iterator):
-    found = []
-    async with iterator as each:
-        async for layer in each:
-            found.append(layer)
-            agent.found = found
-    return found
-agent.layers = layers
-def finish():
-    agent.loop.call_soon_threadsafe(agent.loop.stop)
-    agent.loop_thread.join(10)
-    agent.loop.close()
-agent.finish = finish
-"""
 
 
-@pytest.fixture
-def pair(prompt: StartPeer, decoder: StartPeer) -> tuple[Peer, Peer]:
-    p, d = prompt(1), decoder(2, env={"SHMKV_ASYNC_THREADS": "2"})
+def start_pair(prompt: StartPeer, decoder: StartPeer, threads: int) -> tuple[Peer, Peer]:
+    p, d = prompt(1), decoder(2, env={"SHMKV_ASYNC_THREADS": str(threads)})
     d.call("allocate", name="kv", num_tensors=12, shape=[2, 64])
     d.call("execute", code=LOOP)
     return p, d
 
 
-def begin(d: Peer, name: str, call: str) -> None:
-    d.call("execute", code=f"manager = agent.dist.kv_cache_manager\nagent.begin({name!r}, {call})")
-
-
-def end(d: Peer, name: str) -> str:
-    return str(d.call("execute", code=f"result = agent.end({name!r})"))
-
-
-def finish(d: Peer) -> None:
-    d.call("execute", code="agent.finish()")
+@pytest.fixture
+def pair(prompt: StartPeer, decoder: StartPeer) -> tuple[Peer, Peer]:
+    return start_pair(prompt, decoder, 2)
 
 
 def allocate(p: Peer, number: int, layers: int = 6, **more: Any) -> None:
     p.call("allocate", name=f"kv{number}", keys=[req(1, number)], publish=False, num_tensors=12, shape=[2, 64], **more)
     p.call("fill", name=f"kv{number}", generation=number)
     p.call("publish", name=f"kv{number}", layers=layers)
-
-
-def pulling(number: int, how: str = ", wait=True") -> str:
-    return f"manager.pull_cache_async(shmkv.CacheKey(1, {number}, 0), agent.caches['kv']{how})"
 
 
 def test_pulls_and_waits(namespace: Namespace, pair: tuple[Peer, Peer]) -> None:
@@ -145,22 +99,68 @@ def test_a_cancelled_call_leaves_nothing(namespace: Namespace, pair: tuple[Peer,
     finish(d)
 
 
-def test_more_waits_than_threads(namespace: Namespace, pair: tuple[Peer, Peer]) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_more_waits_than_threads(namespace: Namespace, prompt: StartPeer, decoder: StartPeer, count: int) -> None:
     """The key of the last one comes first; a pull that has nothing to wait for is not held up."""
-    p, d = pair
+    p, d = start_pair(prompt, decoder, count)
     for number in range(10, 30):
         begin(d, f"w{number}", f"manager.wait_for_key_async(shmkv.CacheKey(1, {number}, 0))")
     allocate(p, 5)
     begin(d, "ready", pulling(5, ""))
     assert end(d, "ready") == "None"
     threads = d.call("execute", code="import threading\nresult = [t.name for t in threading.enumerate()]")
-    assert threads.count("shmkv-turns") == 2
+    assert threads.count("shmkv-turns") == count
     d.call("execute", code="agent.cancel('w15')\nagent.cancel('w16')")
     assert {end(d, "w15"), end(d, "w16")} == {"cancelled"}
     for number in reversed(range(10, 30)):
         if number not in (15, 16):
             allocate(p, number)
             assert end(d, f"w{number}") == "None"
+    finish(d)
+    assert waiters(namespace) == 0
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_each_of_many_has_its_own_deadline(namespace: Namespace, prompt: StartPeer, decoder: StartPeer, count: int) -> None:
+    """One thread sleeps for all of them; it wakes up for the earliest."""
+    _, d = start_pair(prompt, decoder, count)
+    for number in range(12):
+        begin(d, f"long{number}", f"manager.wait_for_key_async(shmkv.CacheKey(1, {100 + number}, 0), {LONG_MS})")
+    for number in reversed(range(6)):
+        begin(d, f"short{number}", f"manager.wait_for_key_async(shmkv.CacheKey(1, {200 + number}, 0), {100 + 50 * number})")
+    began = time.monotonic()
+    assert {end(d, f"short{number}") for number in range(6)} == {TIMED_OUT}
+    assert time.monotonic() - began < LONG_MS / 2000
+    until_waiting(namespace, 12)
+    for number in range(12):
+        d.call("execute", code=f"agent.cancel('long{number}')")
+    assert {end(d, f"long{number}") for number in range(12)} == {"cancelled"}
+    assert waiters(namespace) == 0, "nobody is counted in for one that was cancelled while all were slept for"
+    begin(d, "next", "manager.wait_for_key_async(shmkv.CacheKey(1, 7, 0), 50)")
+    assert end(d, "next") == TIMED_OUT, "the thread that slept for them is there for others"
+    finish(d)
+
+
+def test_layers_that_are_slept_for(namespace: Namespace, prompt: StartPeer, decoder: StartPeer) -> None:
+    """One thread; each layer ends the sleep for all, and its lease goes with the cancellation."""
+    p, d = start_pair(prompt, decoder, 1)
+    for number in range(8):
+        begin(d, f"w{number}", f"manager.wait_for_key_async(shmkv.CacheKey(1, {10 + number}, 0))")
+    begin(d, "layers", "agent.layers(manager.pull_layers_async(shmkv.CacheKey(1, 5, 0), agent.caches['kv'], 1))")
+    until_waiting(namespace, 9)
+    allocate(p, 5, layers=0)
+    for layers in range(1, 5):
+        p.call("publish", name="kv5", layers=layers)
+        wait_until(lambda wanted=layers: d.call("execute", code="result = getattr(agent, 'found', [])") == list(range(wanted)),
+                   f"{layers} layers")
+    until_waiting(namespace, 9)
+    d.call("execute", code="agent.cancel('layers')")
+    assert end(d, "layers") == "cancelled"
+    p.call("remove_key", key=req(1, 5))
+    p.call("deallocate", name="kv5")
+    assert p.call("stats")["caches"] == 0, "no lease is left"
+    d.call("finalize")
+    assert {end(d, f"w{number}") for number in range(8)} == {"LLM_ENGINE_FINALIZED"}
     finish(d)
     assert waiters(namespace) == 0
 

@@ -146,6 +146,38 @@ def test_who_waits_for_keys_and_layers_does_not_wake_up(namespace: Namespace, pr
     assert time.monotonic() - began < 10
 
 
+ASYNC_WAITS = """
+import asyncio, threading
+manager = agent.dist.kv_cache_manager
+agent.outcomes = []
+async def wait(number):
+    try:
+        await manager.wait_for_key_async(shmkv.CacheKey(1, number, 0), 100000)
+    except shmkv.LLMException as error:
+        agent.outcomes.append(error.status_code.name)
+async def waits():
+    await asyncio.gather(*(wait(100 + number) for number in range(COUNT)))
+agent.thread = threading.Thread(target=asyncio.run, args=(waits(),))
+agent.thread.start()
+"""
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_who_awaits_does_not_wake_up(namespace: Namespace, prompt: StartPeer, decoder: StartPeer, window_s: float,
+                                     count: int) -> None:
+    """With a thread for each wait, and with more waits than the four threads."""
+    p, d = _pair(prompt, decoder)
+    d.call("execute", code=ASYNC_WAITS.replace("COUNT", str(count)))
+    until_waiting(namespace, count)
+    for peer in (p, d):
+        assert _wake_ups(peer.pid, window_s)[0] == 0
+    began = time.monotonic()
+    p.kill()
+    said = d.call("execute", code="agent.thread.join(15)\nresult = agent.outcomes")
+    assert said == ["LLM_WAIT_PROCESS_TIMEOUT"] * count
+    assert time.monotonic() - began < 10
+
+
 def test_the_main_thread_wakes_up_for_signals_only(namespace: Namespace, prompt: StartPeer, decoder: StartPeer,
                                                    window_s: float) -> None:
     """Four times a second, for a signal that came right before it fell asleep."""
@@ -157,9 +189,21 @@ def test_the_main_thread_wakes_up_for_signals_only(namespace: Namespace, prompt:
     d.kill()
 
 
+TTLS = {
+    "none": "", "of a key that lives": "agent.allocate('timed', keys=[['key', 1, 9, 0, 2**64 - 1]], key_ttl_ms=3_600_000)",
+    "of a key that is gone": """
+agent.allocate('timed', keys=[['key', 1, 9, 0, 2**64 - 1]], key_ttl_ms=3_600_000)
+agent.dist.kv_cache_manager.remove_cache_key(shmkv.CacheKey(1, 9, 0))
+""",
+}
+
+
+@pytest.mark.parametrize("ttl", TTLS)
 def test_an_allocation_that_waits_does_not_wake_up(namespace: Namespace, prompt: StartPeer, decoder: StartPeer,
-                                                   window_s: float) -> None:
+                                                   window_s: float, ttl: str) -> None:
+    """A key with a time to live is looked for when that is over."""
     p, _ = _pair(prompt, decoder)
+    p.call("execute", code=TTLS[ttl])
     p.call("execute", code="""
 import errno, threading
 from shmkv import segment

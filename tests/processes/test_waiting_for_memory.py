@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ def wait():
         agent.caches["more"] = manager.allocate_cache(shmkv.CacheDesc(1, [1, 1 << 20], shmkv.DataType.DT_INT8), wait_ms={T_MS})
         said.append("done")
     except shmkv.LLMException as error:
-        said.append(str(error))
+        said.append(error.status_code.name)
 agent.thread = threading.Thread(target=wait)
 agent.thread.start()
 """
@@ -80,6 +81,18 @@ def test_an_allocation_waits_for_memory(namespace: Namespace, prompt: StartPeer,
         p.cont()
     assert p.call("execute", code="agent.thread.join(15)\nresult = agent.said") == ["done"]
     assert memory_waiters(namespace) == 0
+
+
+def test_an_allocation_that_waits_is_ended_by_finalize(namespace: Namespace, prompt: StartPeer) -> None:
+    """By the one of another thread, at once."""
+    p = prompt(1)
+    _full(p)
+    p.call("execute", code=WAIT_IN_A_THREAD)
+    wait_until(lambda: memory_waiters(namespace) == 1, "it waits")
+    began = time.monotonic()
+    p.call("finalize")
+    assert p.call("execute", code="agent.thread.join(15)\nresult = agent.said") == ["LLM_ENGINE_FINALIZED"]
+    assert time.monotonic() - began < T_MS / 2000
 
 
 @pytest.mark.parametrize("how", ["ends", "goes", "dies"])
