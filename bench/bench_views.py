@@ -12,7 +12,7 @@ from contenders import OURS
 from measure import Contender, Medians, interleave, repeat
 from programs import Process
 from pytest_benchmark.fixture import BenchmarkFixture
-from report import Row
+from report import Row, time_text
 from session import Record, Run
 from workloads import LARGE, PAGE, SMALL, Workload
 
@@ -68,9 +68,11 @@ def test_view(prompt: Process, manager: shmkv.KvCacheManager, run: Run, record: 
     for workload in (SMALL, LARGE):
         of_it = Medians({name: medians.samples[f"{name}, {size(workload)}"] for name in (OURS, OPENED, READ)})
         row = Row("views", f"view of {size(workload)}", None, 0, values={"ns of a view": of_it[OURS]})
+        row.notes = [f"with its first array {time_text(of_it[OPENED])}",
+                     f"with a byte of each of {workload.num_tensors} tensors {time_text(of_it[READ])}"]
         if workload is LARGE:
             row.values["growth"] = growth
-            row.notes = [f"x{growth:.2f} of a view of {size(SMALL)}"]
+            row.notes.append(f"x{growth:.2f} of a view of {size(SMALL)}")
         record(row, of_it, OURS)
 
 

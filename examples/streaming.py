@@ -1,11 +1,12 @@
 """Layer by layer: the decoder gets each layer of the KV cache while the prefill computes the next one.
 
-    python examples/streaming.py [--layers 32] [--ms-a-layer 10]
+    python examples/streaming.py [--layers 32] [--ms-a-layer 10] [--ms-to-decode 3]
 
 The plain call starts two programs, this file with `--role prompt` and with `--role decoder`. The prompt's "prefill" takes a while
-for each layer, fills its K and V and marks it; the decoder waits for the key, before it is even bound, and takes the layers as they
-come. Both print when; the clock is CLOCK_MONOTONIC, so their times can be compared. The last line says how long after the last
-layer the decode could start: that, and not the transfer of the whole cache, is what the first token waits for.
+for each layer, fills its K and V and marks it; the decoder waits for the key, before it is even bound, takes the layers as they
+come, and works on each as soon as it has it, while the prompt computes the next ones. Both print when; the clock is
+CLOCK_MONOTONIC, so their times can be compared. The last line says how long after the last mark the decoder was through all layers:
+that is its work on one layer and a little more, and not the transfer of the whole cache and the work on all of them.
 """
 from __future__ import annotations
 
@@ -59,7 +60,15 @@ def prefill(layers: int, ms_a_layer: float) -> None:
     engine.finalize()
 
 
-def decode(layers: int) -> None:
+def attend(tensors: Sequence[np.ndarray], first: int, ms_to_decode: float) -> None:
+    """The decoder's work on one layer: it reads K and V, looks whether they are what was computed, and takes a while."""
+    for number, tensor in enumerate(tensors, first):
+        if not np.all(tensor == number):
+            raise SystemExit(f"tensor {number} has wrong bytes")
+    time.sleep(ms_to_decode / 1000)
+
+
+def decode(layers: int, ms_to_decode: float) -> None:
     """The decoder's side."""
     engine = start_engine(LLMRole.DECODER, DECODER_CLUSTER)
     manager = engine.kv_cache_manager
@@ -72,12 +81,12 @@ def decode(layers: int) -> None:
         raise SystemExit(f"no link: {status}")
     cache = manager.allocate_cache(CacheDesc(TENSORS_A_LAYER * layers, ROW, DataType.DT_FLOAT16))
     say("decoder", "waits")
+    arrays = [view.numpy()[0] for view in cache.tensors]
     for layer in manager.pull_layers(CacheKey(PROMPT_CLUSTER, req_id=7), cache):
-        say("decoder", f"has {layer}")
-    say("decoder", "may start to decode")
-    for tensor, view in enumerate(cache.tensors):
-        if not np.all(view.numpy()[0] == tensor):
-            raise SystemExit(f"tensor {tensor} has wrong bytes")
+        say("decoder", f"decodes layer {layer}")
+        first = TENSORS_A_LAYER * layer
+        attend(arrays[first:first + TENSORS_A_LAYER], first, ms_to_decode)
+        say("decoder", f"is through layer {layer}")
     engine.finalize()
 
 
@@ -85,20 +94,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--ms-a-layer", type=float, default=10.0)
+    parser.add_argument("--ms-to-decode", type=float, default=3.0, help="the decoder's work on a layer")
     parser.add_argument("--role", choices=["prompt", "decoder"], help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.role == "prompt":
         prefill(given.layers, given.ms_a_layer)
     elif given.role == "decoder":
-        decode(given.layers)
+        decode(given.layers, given.ms_to_decode)
     else:
-        both(given.layers, given.ms_a_layer)
+        both(given.layers, given.ms_a_layer, given.ms_to_decode)
 
 
-def both(layers: int, ms_a_layer: float) -> None:
+def both(layers: int, ms_a_layer: float, ms_to_decode: float) -> None:
     """Start the two programs and print one timeline."""
     def start(role: str) -> subprocess.Popen[str]:
-        command = [sys.executable, __file__, "--role", role, "--layers", str(layers), "--ms-a-layer", str(ms_a_layer)]
+        command = [sys.executable, __file__, "--role", role, "--layers", str(layers), "--ms-a-layer", str(ms_a_layer),
+                   "--ms-to-decode", str(ms_to_decode)]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                 env={"SHMKV_NAMESPACE": f"streaming-{os.getpid()}", **os.environ})
 
@@ -119,14 +130,17 @@ def both(layers: int, ms_a_layer: float) -> None:
 
 
 def show(events: list[tuple[float, str, str]]) -> None:
-    """The timeline in ms from the beginning of the prefill, and what is left of it at the end."""
+    """The timeline in ms from the beginning of the prefill, and what is left to do at its end."""
     begins = next(at for at, who, text in events if text == "begins")
     for at, who, text in events:
         print(f"{at - begins:9.2f} ms  {'' if who == 'prefill' else ' ' * 24}{who} {text}")
     last_mark = max(at for at, who, text in events if text.startswith("marks"))
-    start = next(at for at, who, text in events if text.startswith("may start"))
-    print(f"decode may start {start - last_mark:.2f} ms after the last layer was marked, "
-          f"{last_mark - begins:.0f} ms after the prefill began")
+    through = [at for at, who, text in events if text.startswith("is through layer")]
+    if min(through) >= last_mark:
+        raise SystemExit("the decoder has not worked on layer 0 before the last layer was marked")
+    print(f"decode is through {max(through) - last_mark:.2f} ms after the last layer was marked, "
+          f"{last_mark - begins:.0f} ms after the prefill began; "
+          f"through {sum(at < last_mark for at in through)} of {len(through)} layers before that mark")
 
 
 if __name__ == "__main__":

@@ -237,11 +237,13 @@ cdef class Loan:
         cdef uint32_t i
         return [numbers_of(&self.lent.tensors[i]) for i in range(self.lent.count if self.lent.tensors != NULL else 0)]
 
-    def first(self):
-        """The first of them."""
+    def tensor(self, uint32_t place):
+        """One of them."""
         if self.lent.tensors == NULL:
             raise IndexError("nothing is lent any more")
-        return numbers_of(&self.lent.tensors[0])
+        if place >= self.lent.count:
+            raise IndexError(f"there are {self.lent.count} tensors, got place {place}")
+        return numbers_of(&self.lent.tensors[place])
 
 
 cdef class ForkedRegion(Region):

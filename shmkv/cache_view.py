@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import overload
 
 from shmkv._mapping import Region
 from shmkv._view import TensorView
@@ -11,7 +12,7 @@ from shmkv.checks import Uncopyable
 from shmkv.data_type import DataType
 from shmkv.errors import LLMParamError
 from shmkv.kv_cache import row_shape, view_of
-from shmkv.lending import Lender, LentTensor, kind_of, region_of
+from shmkv.lending import Lender, LentTensor, kind_of, lent_tensor, region_of
 from shmkv.types import CacheDesc
 
 
@@ -19,8 +20,9 @@ class CacheView(Uncopyable):
     """A row that is lent; made by `KvCacheManager.view_cache`. Close it (or leave its ``with`` block) as soon as it was read: its
     memory is kept until then.
 
-    `tensors` has one read-only TensorView a selected tensor, made when they are first asked for: ``numpy()``, the buffer protocol,
-    and DLPack with ``copy=True``. An array that outlives the view stays readable, but its bytes may become another cache's.
+    `tensors` has one read-only TensorView a selected tensor, each made when it is first asked for: ``numpy()``, the buffer
+    protocol, and DLPack with ``copy=True``. An array that outlives the view stays readable, but its bytes may become another
+    cache's.
     """
 
     def __init__(self, loan: Lender, window: tuple[int, int], desc: CacheDesc | None, first_tensor: int,
@@ -31,23 +33,17 @@ class CacheView(Uncopyable):
         self._window = window           # offset, size (-1: the rest of the row)
         self._desc = desc
         self._first = first_tensor
-        self._tensors: tuple[TensorView, ...] = ()
-        self._lent: list[LentTensor] = []
+        self._made: dict[int, TensorView] | None = None     # by place; None before the first look and once it is closed
         # What does not fit is said now, not at the first look. Of tensors that are alike one is enough.
         if not loan.are_alike or (desc is not None and not desc.is_uniform):
-            for place, tensor in enumerate(self._all_lent()):
-                self._shape_of(place, tensor)
+            for place in range(loan.count):
+                self._shape_of(place, lent_tensor(loan, place))
         elif desc is None:
-            _, _, outer, _, inner, dtype = loan.first()
+            _, _, outer, _, inner, dtype = loan.tensor(0)
             _check_whole(first_tensor, outer, inner, window)
             _elements(outer, inner, dtype, *window)
         else:
-            self._shape_of(loan.count - 1, LentTensor(*loan.first()))
-
-    def _all_lent(self) -> list[LentTensor]:
-        if not self._lent:
-            self._lent = [LentTensor(*numbers) for numbers in self._loan.tensors]
-        return self._lent
+            self._shape_of(loan.count - 1, lent_tensor(loan, 0))
 
     @property
     def is_open(self) -> bool:
@@ -62,16 +58,23 @@ class CacheView(Uncopyable):
     @property
     def nbytes(self) -> int:
         """Bytes that can be looked at, of all tensors together; 0 once it is closed."""
-        return 0 if self._is_closed else sum(_window_of(tensor, self._window)[1] for tensor in self._all_lent())
+        return 0 if self._is_closed else sum(_window_of(LentTensor(*each), self._window)[1] for each in self._loan.tensors)
 
     @property
-    def tensors(self) -> tuple[TensorView, ...]:
+    def tensors(self) -> ViewTensors:
         """The arrays. LLMException LLM_KV_CACHE_NOT_EXIST once the view is closed."""
-        region, made = region_of(self._loan), self._tensors
-        if not made:
-            made = tuple(self._view(region, place, tensor) for place, tensor in enumerate(self._all_lent()))
-            self._tensors = made
-        return made
+        region_of(self._loan)
+        return ViewTensors(self)
+
+    def _tensor(self, place: int) -> TensorView:
+        """The array of a selected tensor, always the same one. LLM_KV_CACHE_NOT_EXIST once the view is closed."""
+        region, made = region_of(self._loan), self._made
+        if made is None:
+            made = self._made = {}
+        found = made.get(place)
+        if found is None:       # another thread may have made it meanwhile
+            found = made.setdefault(place, self._view(region, place, lent_tensor(self._loan, place)))
+        return found
 
     def _view(self, region: Region, place: int, tensor: LentTensor) -> TensorView:
         shape, kind = self._shape_of(place, tensor)
@@ -89,8 +92,7 @@ class CacheView(Uncopyable):
     def close(self) -> None:
         """Let the owner have its memory back. Twice is no error."""
         self._is_closed = True
-        self._tensors = ()
-        self._lent = []
+        self._made = None
         self._loan.close()
         self._closed()
 
@@ -105,6 +107,31 @@ class CacheView(Uncopyable):
 
     def __repr__(self) -> str:
         return f"CacheView({self.num_tensors} tensors, {self.nbytes} bytes, {'open' if self.is_open else 'closed'})"
+
+
+class ViewTensors(Sequence[TensorView]):
+    """The arrays of a CacheView, in order, each made when it is first asked for. Keeps the view, and raises
+    LLM_KV_CACHE_NOT_EXIST as soon as that is closed."""
+
+    __slots__ = ("_view",)
+
+    def __init__(self, view: CacheView) -> None:
+        self._view = view       # which does not keep this object: a view that is dropped is closed at once
+
+    def __len__(self) -> int:
+        return self._view.num_tensors
+
+    @overload
+    def __getitem__(self, place: int) -> TensorView: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[TensorView, ...]: ...
+
+    def __getitem__(self, place: int | slice) -> TensorView | tuple[TensorView, ...]:
+        chosen = range(len(self))[place]        # its rules for negative places, and its errors
+        return self._view._tensor(chosen) if isinstance(chosen, int) else tuple(map(self._view._tensor, chosen))
+
+    def __repr__(self) -> str:
+        return f"ViewTensors({len(self)} of {self._view!r})"
 
 
 def _window_of(tensor: LentTensor, window: tuple[int, int]) -> tuple[int, int]:

@@ -65,7 +65,7 @@ class Lender(Protocol):
     def count(self) -> int: ...
     @property
     def are_alike(self) -> bool: ...
-    def first(self) -> tuple[int, int, int, int, int, int]: ...
+    def tensor(self, place: int) -> tuple[int, int, int, int, int, int]: ...
     @property
     def is_open(self) -> bool: ...
     def close(self) -> None: ...
@@ -75,8 +75,20 @@ def region_of(loan: Lender) -> Region:
     """The mapping that a row lies in; LLM_KV_CACHE_NOT_EXIST once it was given back."""
     region = loan.region            # once: another thread may give it back
     if region is None or not loan.is_open:
-        raise LLMException("the view is closed", status_code=LLMStatusCode.LLM_KV_CACHE_NOT_EXIST)
+        raise _closed()
     return region
+
+
+def lent_tensor(loan: Lender, place: int) -> LentTensor:
+    """A selected tensor; `place` is below their number. LLM_KV_CACHE_NOT_EXIST once the row was given back."""
+    try:
+        return LentTensor(*loan.tensor(place))
+    except IndexError as gone:
+        raise _closed() from gone
+
+
+def _closed() -> LLMException:
+    return LLMException("the view is closed", status_code=LLMStatusCode.LLM_KV_CACHE_NOT_EXIST)
 
 
 class OwnLoan:
@@ -92,9 +104,9 @@ class OwnLoan:
         self.path = f"{SHM_DIR}/{cache.segment.name}"
         self._counted = [cache.local]
 
-    def first(self) -> tuple[int, int, int, int, int, int]:
-        """The first of `tensors`."""
-        return self.tensors[0]
+    def tensor(self, place: int) -> tuple[int, int, int, int, int, int]:
+        """One of `tensors`."""
+        return self.tensors[place]
 
     @property
     def is_open(self) -> bool:

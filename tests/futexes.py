@@ -30,10 +30,12 @@ def wake(word: Any, count: int) -> int:
     return _call(word, WAKE, count, 0)
 
 
-def sleeps_in(thread: threading.Thread) -> bool:
-    """Does a thread sleep in that system call, or at least sleep, where the kernel does not say in which?"""
+def sleeps_in(thread: threading.Thread, word: Any = None) -> bool:
+    """Does a thread sleep in that system call, on this word if one is given, or at least sleep, where the kernel does not say in
+    which call?"""
     folder = Path(f"/proc/self/task/{thread.native_id}")
     try:
-        return (folder / "syscall").read_text().split()[0] == str(SYS_FUTEX)
+        call, *arguments = (folder / "syscall").read_text().split()
+        return call == str(SYS_FUTEX) and (word is None or int(arguments[0], 16) == ctypes.addressof(word))
     except OSError:
         return (folder / "stat").read_text().rpartition(")")[2].split()[0] == "S"

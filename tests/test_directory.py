@@ -344,13 +344,38 @@ def test_who_sleeps_until_a_key_or_a_row_changes_is_woken(owner: Owner, table: s
     woken: list[int] = []
     sleeper = threading.Thread(target=lambda: woken.append(futexes.wait(word, word.value, memory.LIVENESS_S)))
     sleeper.start()
-    memory.wait_until(lambda: futexes.sleeps_in(sleeper), "the sleeper in the kernel")
+    memory.wait_until(lambda: futexes.sleeps_in(sleeper, word), "the sleeper in the kernel")
     if table == "RowRecord":
         owner.directory.publish(slot, 0, 4)
     else:
         owner.directory.bind(slot, 0, request(1))
     sleeper.join()
     assert woken == [0]
+
+
+@pytest.mark.parametrize("change", ["publish", "bind", "unbind", "remove", "cache_added", "retire", "release", "memory_freed"])
+def test_nobody_is_woken_while_nobody_is_counted_in(owner: Owner, change: str) -> None:
+    """Threads sleep on the words, and no count says so: if the owner called the kernel all the same, they would be awake. They are
+    still there to be woken by the test."""
+    slot, _, _ = owner.insert(4, 2)
+    owner.directory.bind(slot, 1, request(1))
+    words = [memory.word(owner.region, table, 0, table, name) for table, name in (
+        ("RowRecord", "event"), ("DirectoryHeader", "key_event"), ("DirectoryHeader", "memory_event"))]
+    woken: list[int] = []
+    sleepers = [threading.Thread(target=lambda word=word: woken.append(futexes.wait(word, word.value, memory.LIVENESS_S)))
+                for word in words]
+    for sleeper, word in zip(sleepers, words, strict=True):
+        sleeper.start()
+        memory.wait_until(lambda sleeper=sleeper, word=word: futexes.sleeps_in(sleeper, word), "the sleeper in the kernel")
+    arguments = {"publish": (slot, 0, 4), "bind": (slot, 0, request(2)), "unbind": (slot, 0), "remove": (slot, 1),
+                 "retire": (slot,), "release": (slot,)}
+    if change == "release":
+        owner.directory.retire(slot)
+    getattr(owner.directory, change)(*arguments.get(change, ()))
+    assert [futexes.wake(word, 2) for word in words] == [1, 1, 1]
+    for sleeper in sleepers:
+        sleeper.join()
+    assert woken == [0, 0, 0]
 
 
 def test_key_in_a_cache_that_another_process_has_overwritten_is_not_ours(owner: Owner) -> None:

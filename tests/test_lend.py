@@ -61,7 +61,9 @@ def test_loan_names_the_row_and_its_tensors(pair: Pair) -> None:
     assert (loan.row, loan.count, loan.serial, loan.generation, loan.is_open) == (2, 2, 1, source.generation, True)
     each = SHAPE.outer * SHAPE.rows * SHAPE.inner
     assert loan.tensors == [(4096 + place * each, each, *SHAPE[1:], 4) for place in (1, 2)]
-    assert loan.first() == loan.tensors[0]
+    assert [loan.tensor(0), loan.tensor(1)] == loan.tensors
+    with pytest.raises(IndexError, match="2 tensors"):
+        loan.tensor(2)
     for place in range(2):
         np.testing.assert_array_equal(shown(loan, place), SENT[1 + place, :, 2])
 
@@ -168,7 +170,7 @@ def test_close_is_said_twice_and_region_stays_mapped(pair: Pair) -> None:
     loan.close()
     assert (loan.is_open, loan.region, loan.tensors, loan.count) == (False, None, [], 4)
     with pytest.raises(IndexError, match="nothing is lent"):
-        loan.first()
+        loan.tensor(0)
     pair.handle.force_remove()
     pair.handle.close_side()
     assert region is not None

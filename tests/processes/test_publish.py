@@ -53,6 +53,24 @@ def test_layers_are_published_one_by_one(pair: tuple[Peer, Peer]) -> None:
     assert pull(d, req(1, 1)) == NOT_EXIST, "both halves together consumed it"
 
 
+def test_progress_is_set_and_not_raised(pair: tuple[Peer, Peer]) -> None:
+    """`layers` may be less than before, 0 takes the row back. Who pulled a layer keeps that it did."""
+    p, d = pair
+    layers = [{"src_layer_range": range(each, each + 1), "dst_layer_range": range(each, each + 1)} for each in range(2)]
+    p.call("publish", name="kv", layers=2)
+    p.call("publish", name="kv", rows=[0], layers=1)
+    p.call("publish", name="kv", rows=[0], layers=1)
+    answer = d.attempt("pull", key=req(1, 1), name="kv")
+    assert (answer.outcome, "not published" in answer.text) == (NOT_EXIST, True)
+    assert [pull(d, req(1, 1), **how) for how in layers] == [SUCCESS, NOT_EXIST]
+    assert pull(d, req(1, 2), batch_index=1) == SUCCESS, "the other row stays as far as it was"
+    p.call("publish", name="kv", rows=[0], layers=0)
+    assert [pull(d, key, **layers[0]) for key in (req(1, 1), by_id(1, 1))] == [NOT_EXIST] * 2, "taken back"
+    p.call("publish", name="kv", rows=[0], layers=2)
+    assert [pull(d, req(1, 1), **layers[1]), pull(d, req(1, 1))] == [SUCCESS, NOT_EXIST], "both layers were pulled"
+    np.testing.assert_array_equal(d.read("kv"), SOURCE)
+
+
 @pytest.mark.parametrize("how", [{"layers": 3}, {"rows": [2]}, {"tensor_num_per_layer": 0}, {"layers": -1}])
 def test_publish_checks_its_arguments(pair: tuple[Peer, Peer], how: dict[str, Any]) -> None:
     p, d = pair

@@ -94,6 +94,31 @@ def test_each_layer_comes_when_it_is_published(namespace: Namespace, pair: tuple
     assert waiters(namespace) == 0
 
 
+def test_progress_that_is_said_twice_goes_back_and_jumps(namespace: Namespace, pair: tuple[Peer, Peer]) -> None:
+    """`publish` sets how far a row is. What was pulled stays pulled when that is less than before; each layer comes once."""
+    p, d = pair
+    p.call("allocate", name="kv5", keys=[req(1, 5)], publish=False, **SHAPE)
+    start(d)
+    filled = 0
+    for layers, there in ((3, 3), (3, 3), (1, 3), (4, 4), (2, 4), (None, LAYERS)):
+        until_waiting(namespace)
+        while filled < there:
+            fill_layer(p, filled)
+            filled += 1
+        p.call("publish", name="kv5", layers=layers)
+        until_got(d, there)
+        if there < LAYERS:
+            assert d.outcome("pull", key=req(1, 5), name="kv", batch_index=1) == NOT_EXIST, "not all of it, and not consumed"
+    assert end(d) == SUCCESS
+    assert [(layer, set(bytes.fromhex(text))) for layer, text in got(d)] == [(layer, {5 + 32 * layer}) for layer in range(LAYERS)]
+    assert np.array_equal(d.read("kv")[:, :, 0], p.read("kv5")[:, :, 0])
+    answer = d.attempt("pull", key=req(1, 5), name="kv")
+    assert (answer.outcome, "is consumed" in answer.text) == (NOT_EXIST, True)
+    p.call("bind", name="kv5", keys=[(0, req(1, 5))])
+    assert d.outcome("pull", key=req(1, 5), name="kv") == SUCCESS, "its next binding is as new: it was consumed once"
+    assert waiters(namespace) == 0
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_random_orders(namespace: Namespace, pair: tuple[Peer, Peer], seed: int) -> None:
     """A publisher marks layers in any order, some twice, some before the pull begins; the row may be bound late."""

@@ -1,6 +1,7 @@
 """What is seen through a view: bytes, shapes, windows, keys; what is refused."""
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
@@ -112,8 +113,73 @@ def alive():
     gc.collect()
     return sum(isinstance(each, TensorView) for each in gc.get_objects())
 view = agent.dist.kv_cache_manager.view_cache(shmkv.CacheKey(1, 7))
-result = [view.num_tensors, len(view), view.nbytes, view.is_open, alive(), view.tensors is view.tensors, alive()]
-""") == [4, 4, 384, True, 0, True, 4]
+tensors = view.tensors
+result = [view.num_tensors, len(view), len(tensors), view.nbytes, view.is_open, alive()]
+second = tensors[-3]
+result += [alive(), second is tensors[1] is view.tensors[1], alive()]
+result += [[each is tensors[place] for place, each in enumerate(tensors[2:], 2)], alive()]
+result += [len(list(tensors)), [each.data_ptr - tensors[0].data_ptr for each in tensors] == sorted(
+    each.data_ptr - tensors[0].data_ptr for each in tensors), alive()]
+""") == [4, 4, 4, 384, True, 0, 1, True, 1, [True, True], 3, 4, True, 4]
+
+
+def test_places_of_arrays_are_those_of_a_tuple(sides: tuple[Peer, Peer]) -> None:
+    _, d = sides
+    assert d.call("execute", code="""
+view = agent.dist.kv_cache_manager.view_cache(shmkv.CacheKey(1, 7))
+tensors = view.tensors
+def outcome(place):
+    try:
+        return type(tensors[place]).__name__
+    except Exception as error:
+        return type(error).__name__
+result = [[outcome(place) for place in (0, 3, -4, 4, -5, "1", None)],
+          [[list(tensors).index(each) for each in tensors[place]] for place in (slice(1, 3), slice(None, None, -2), slice(9, 12))],
+          [each is tensors[place] for place, each in zip((3, 2, 1, 0), reversed(tensors))]]
+""") == [["TensorView", "TensorView", "TensorView", "IndexError", "IndexError", "TypeError", "TypeError"],
+         [[1, 2], [3, 1], []], [True] * 4]
+
+
+def test_arrays_that_are_asked_for_too_late_are_refused(sides: tuple[Peer, Peer]) -> None:
+    """Those that were made, too: the bytes may be another cache's by now. What was taken out before stays."""
+    _, d = sides
+    assert d.call("execute", code="""
+import gc
+view = agent.dist.kv_cache_manager.view_cache(shmkv.CacheKeyByIdAndIndex(1, 1, 0))
+tensors = view.tensors
+first, seen = tensors[0], []
+def outcome(call):
+    try:
+        return type(call()).__name__
+    except shmkv.LLMException as error:
+        return error.status_code.name
+def go_through():
+    for each in tensors:
+        seen.append(each)
+        view.close()
+result = [outcome(go_through), len(seen), outcome(lambda: tensors[0]), outcome(lambda: tensors[1]), outcome(lambda: tensors[:1]),
+          outcome(lambda: view.tensors), len(tensors), first.numpy().shape == (96,)]
+""") == [NOT_EXIST, 1, NOT_EXIST, NOT_EXIST, NOT_EXIST, NOT_EXIST, 4, True]
+
+
+def test_a_view_goes_with_its_last_name(sides: tuple[Peer, Peer]) -> None:
+    """Its arrays keep the mapping, their sequence the view."""
+    _, d = sides
+    assert d.call("execute", code="""
+import gc
+gc.disable()
+handle = agent.dist._links.handle(1)
+view = agent.dist.kv_cache_manager.view_cache(shmkv.CacheKeyByIdAndIndex(1, 1, 0))
+tensors = view.tensors
+kept = [tensors[0], tensors[1].numpy()]
+result = [handle.leases]
+del view
+result.append(handle.leases)
+tensors[2]
+del tensors
+result.append(handle.leases)
+gc.enable()
+""") == [1, 1, 0]
 
 
 # -- keys -------------------------------------------------------------------------------------------------------------
@@ -186,13 +252,23 @@ def test_a_row_of_the_own_cluster(prompt: StartPeer, is_linked: bool) -> None:
     within(d, "view", name="v", key=req(2, 5))
     assert ask(d, "view", name="w", key=req(2, 5)).outcome == NOT_EXIST
     assert d.call("execute", code="""
-array = agent.lent["v"].tensors[0].numpy()
-result = [array.flags.writeable]
+tensor, own = agent.lent["v"].tensors[0], agent.caches["own"]
+array = tensor.numpy()
+result = [tensor.data_ptr - own.tensors[0].data_ptr, array.flags.writeable]     # the owner's own mapping: see docs/usage.md
 try:
     array.flags.writeable = True
 except ValueError:
     result.append("refused")
-""") == [False, "refused"]
+view = agent.dist.kv_cache_manager.view_cache(shmkv.CacheKeyByIdAndIndex(2, 1, 0))
+tensors = view.tensors
+first = tensors[0]
+view.close()
+for place in (0, 1):
+    try:
+        tensors[place]
+    except shmkv.LLMException as error:
+        result.append(error.status_code.name)
+""") == [0, False, "refused", NOT_EXIST, NOT_EXIST]
     for wrong in ({"layers": [1, 3]}, {"size": 17}, {"src_cache_offset": 16}, {"tensor_num_per_layer": 3, "layers": [0, 1]}):
         assert ask(d, "view", name="w", key=by_id(2, 1), **wrong).outcome == PARAM_INVALID, wrong
     assert ask(d, "view", name="w", key=by_id(2, 1, 4)).outcome == NOT_EXIST
@@ -237,6 +313,25 @@ except (ValueError, AttributeError):
     result.append("refused")
 """
     assert d.call("execute", code=with_gaps) == [[24, 1], False, "refused", "refused"]
+
+
+def test_a_write_past_python_is_stopped_by_the_kernel(sides: tuple[Peer, Peer]) -> None:
+    """The memory of a peer is mapped to be read. Tried by a child, which it ends."""
+    _, d = sides
+    signal_number, before, after = d.call("execute", code="""
+import ctypes, faulthandler, os
+view = agent.dist.kv_cache_manager.view_cache(shmkv.CacheKeyByIdAndIndex(1, 1, 0))
+array = view.tensors[0].numpy()
+before = array.tobytes().hex()
+child = os.fork()
+if child == 0:
+    faulthandler.disable()
+    ctypes.memset(view.tensors[0].data_ptr, array[0] ^ 1, 1)
+    os._exit(0)
+result = [os.WTERMSIG(os.waitpid(child, 0)[1]), before, array.tobytes().hex()]
+""")
+    assert signal_number == signal.SIGSEGV
+    assert after == before
 
 
 def test_dlpack_takes_a_copy_only(sides: tuple[Peer, Peer]) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from memory import wait_until
 from peer import Namespace, Peer, StartPeer, by_id, req
 from reference import SUCCESS
 from waiters import MANAGER, T_MS, publish, send_pull, send_wait, until_waiting, waiters
@@ -77,6 +78,41 @@ def test_a_pull_that_waits_gives_what_the_plain_pull_gives(namespace: Namespace,
     assert consumed == (NOT_EXIST if how.keys() <= {"size"} else SUCCESS)
     if consumed == SUCCESS:
         assert d.call("digest", name="kv") == d.call("digest", name="plain")
+    assert waiters(namespace) == 0
+
+
+def test_a_pull_that_waits_copies_each_layer_when_it_is_published(namespace: Namespace, pair: tuple[Peer, Peer]) -> None:
+    """Seen by another thread of the decoder, while the call waits for the next layer."""
+    p, d = pair
+    publish(p, 5, publish=False)
+    wanted = p.read("kv5")[:, :, 0]
+    d.call("canary", name="kv")
+    before = d.read("kv")[:, :, 0]
+    d.call("execute", code=f"""
+import threading
+{MANAGER}
+def pull():
+    try:
+        manager.pull_cache(shmkv.CacheKey(1, 5, 0), agent.caches["kv"], wait=True)
+        agent.outcome = "LLM_SUCCESS"
+    except shmkv.LLMException as error:
+        agent.outcome = str(error)
+agent.outcome = "waits"
+agent.thread = threading.Thread(target=pull)
+agent.thread.start()
+""")
+    for layer in range(2):
+        until_waiting(namespace)
+        assert d.call("execute", code="result = agent.outcome") == "waits"
+        p.call("publish", name="kv5", layers=layer + 1)
+        wait_until(lambda layer=layer: np.array_equal(d.read("kv")[:2 * layer + 2, :, 0], wanted[:2 * layer + 2]), "its bytes")
+        if layer == 0:
+            until_waiting(namespace)
+            assert d.call("execute", code="result = agent.outcome") == "waits"
+            assert np.array_equal(d.read("kv")[2:, :, 0], before[2:]), "the other layer was not touched"
+            assert p.call("execute", code="result = agent.dist.kv_cache_manager.contains(shmkv.CacheKey(1, 5, 0))") is False
+    assert d.call("execute", code="agent.thread.join(15)\nresult = agent.outcome") == SUCCESS
+    assert d.outcome("pull", key=req(1, 5), name="kv") == NOT_EXIST, "consumed by the last layer"
     assert waiters(namespace) == 0
 
 

@@ -1,6 +1,8 @@
 """docs/llm_datadist.md, the rows of pushes. The numbers are in the names."""
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -75,3 +77,31 @@ def test_t6_no_blocks_are_not_a_row(own: Own, pushing: Any) -> None:
     config = TransferConfig(1, own.dst.per_device_tensor_addrs[0])
     assert status_of(lambda: pushing([config], dst_block_indices=[])) == LLMStatusCode.LLM_PARAM_INVALID
     assert own.is_untouched()
+
+
+def test_t7_finalize_waits_for_a_transfer_so_long_and_no_longer(here: Callable[..., Any]) -> None:
+    own = Own(here("PROMPT", 1, enable_switch_role=True, sync_kv_timeout=300))
+    asked, computed, ended = threading.Event(), threading.Event(), threading.Event()
+
+    class Late(LayerSynchronizer):
+        def synchronize_layer(self, layer_index: int, timeout_in_millis: int | None) -> bool:
+            if layer_index == 1:
+                asked.set()
+                computed.wait(20)
+                ended.set()
+            return True
+
+    [addresses] = own.dst.per_device_tensor_addrs
+    configs = [TransferConfig(1, addresses[:2], range(1)), TransferConfig(1, addresses)]
+    task = own.as_prompt().transfer_cache_async(own.src, Late(), configs)
+    assert asked.wait(20)
+    [first, *_, last] = (tensor.numpy() for tensor in own.dst.tensors)
+    began = time.monotonic()
+    own.dist.finalize()
+    assert time.monotonic() - began >= 0.3
+    assert task.get_results() == [LLMStatusCode.LLM_SUCCESS, LLMStatusCode.LLM_ENGINE_FINALIZED]
+    computed.set()
+    assert ended.wait(20)
+    assert task.synchronize(20_000) == LLMStatusCode.LLM_ENGINE_FINALIZED
+    assert (first[0] != last[0]).any()
+    assert (last.view("u1") == 0x5A).all(), "the layer that came too late was not pushed"
