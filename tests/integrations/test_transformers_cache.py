@@ -157,9 +157,13 @@ def tiny(config: str, model: str, **values: Any) -> Any:
     (lambda: tiny("Qwen3NextConfig", "Qwen3NextForCausalLM", num_key_value_heads=2, num_experts=2, moe_intermediate_size=8,
                   shared_expert_intermediate_size=8, layer_types=["linear_attention", "full_attention"]),
      "layer 0 of Qwen3NextForCausalLM is kept by a LinearAttentionLayer"),
+    (lambda: tiny("MambaConfig", "MambaForCausalLM", state_size=4), "layer 0 of MambaForCausalLM is kept by a LinearAttentionLayer"),
+    (lambda: tiny("DeepseekV32Config", "DeepseekV32ForCausalLM", **tiny_models.settings("deepseek_v3")[1], index_n_heads=2,
+                  index_head_dim=16, index_topk=4),
+     "layer 0 of DeepseekV32ForCausalLM is kept by a DynamicIndexedLayer"),
     (lambda: tiny("T5Config", "T5ForConditionalGeneration", d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2),
      "T5ForConditionalGeneration has an encoder"),
-], ids=["conv", "linear", "encoder"])
+], ids=["conv", "linear", "mamba", "indexer", "encoder"])
 def test_layers_that_cannot_be_handed_over_are_named(new: Callable[..., Any], make: Callable[[], Any], text: str) -> None:
     with pytest.raises(LLMParamError, match=text):
         new(make())

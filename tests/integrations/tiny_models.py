@@ -10,7 +10,7 @@ import random
 from functools import lru_cache
 from typing import Any
 
-FAMILIES = ("llama", "qwen3", "gpt2", "gemma3", "deepseek_v3")
+FAMILIES = ("llama", "qwen3", "gpt2", "gemma3", "gemma4", "deepseek_v3")
 VOCABULARY = 64
 COMMON = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
           "initializer_range": 0.4, "tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": None,
@@ -30,6 +30,10 @@ def settings(family: str) -> tuple[str, dict[str, Any]]:
         "qwen3": ("Qwen3", {**gqa, "head_dim": 16}),
         "gpt2": ("GPT2", {**COMMON, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}),
         "gemma3": ("Gemma3", {**gqa, "head_dim": 16, "num_hidden_layers": 3, "sliding_window": WINDOW, "layer_types": layer_types}),
+        # Layers 2 and 3 use the keys and values of layers 0 and 1, which alone are cached.
+        "gemma4": ("Gemma4", {**gqa, "head_dim": 16, "global_head_dim": 24, "num_hidden_layers": 4, "num_kv_shared_layers": 2,
+                              "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"] * 2,
+                              "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY}),
         "deepseek_v3": ("DeepseekV3", {**COMMON, "num_key_value_heads": 4, **latent, **experts}),
     }[family]
 
@@ -38,7 +42,7 @@ def classes(prefix: str) -> tuple[Any, Any]:
     """Configuration and model of a family."""
     import transformers
 
-    config = {"Gemma3": "Gemma3TextConfig"}.get(prefix, f"{prefix}Config")
+    config = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig"}.get(prefix, f"{prefix}Config")
     model = {"GPT2": "GPT2LMHeadModel"}.get(prefix, f"{prefix}ForCausalLM")
     return getattr(transformers, config), getattr(transformers, model)
 
