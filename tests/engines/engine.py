@@ -14,6 +14,8 @@ from typing import Any
 
 PROGRAM = Path(__file__).with_name("engine_process.py")
 DEADLINE_S = 240.0
+END_S = 60.0
+HANGS = 124                 # instead of a status, as timeout(1) has it
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -27,6 +29,7 @@ class Engine:
                  **options: Any) -> None:
         self._log = workdir / f"{name}.log"
         self._unread = b""
+        self._is_killed = False
         wanted = {"model": str(model), "connector": connector, "max_model_len": 1024, **options}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen([sys.executable, "-X", "faulthandler", str(PROGRAM), json.dumps(wanted)],
@@ -61,7 +64,7 @@ class Engine:
             ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
             piece = os.read(self._process.stdout.fileno(), 1 << 20) if ready else b""
             if not piece:
-                self.kill()
+                self._kill()
                 return {"error": f"no answer, the process ended with {self._process.returncode}:\n{self.log()[-4000:]}"}
             self._unread += piece
         line, self._unread = self._unread.split(b"\n", 1)
@@ -76,21 +79,37 @@ class Engine:
     def log(self) -> str:
         return self._log.read_text(errors="replace")
 
-    def kill(self) -> None:
+    def will_be_killed(self) -> None:
+        """Somebody else is about to send it SIGKILL, for the test: the only engine of which that is a good end."""
+        self._is_killed = True
+
+    def _kill(self) -> None:
         """SIGKILL, and no trace of a process afterwards."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGKILL)
-        self._process.wait(60)
+        self._process.wait(END_S)
+
+    @property
+    def is_killed(self) -> bool:
+        """By the test, and not because it did not end."""
+        return self._is_killed
+
+    @property
+    def good_status(self) -> int:
+        """What `close` has to return."""
+        return -signal.SIGKILL if self._is_killed else 0
 
     def close(self) -> int:
-        """End as a program ends: its exit status."""
+        """End as a program ends: its exit status, or HANGS if it does not end."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
+        hangs = False
         try:
-            self._process.wait(60)
+            self._process.wait(END_S)
         except subprocess.TimeoutExpired:
-            self.kill()
+            hangs = True
+            self._kill()
         self._process.stdout.close()
-        return self._process.returncode
+        return HANGS if hangs else self._process.returncode

@@ -21,21 +21,24 @@ from vllm.config import KVTransferConfig  # noqa: E402
 class EngineAgent:
     """One method a command."""
 
-    def __init__(self, model: str, connector: dict[str, Any] | None, **options: Any) -> None:
+    def __init__(self, model: str, connector: dict[str, Any] | None, dtype: str = "bfloat16", **options: Any) -> None:
         transfer = None if connector is None else KVTransferConfig(
             **{"kv_connector": "ShmkvConnector", "kv_connector_module_path": "shmkv.integrations.vllm", **connector})
-        self.llm = LLM(model, kv_transfer_config=transfer, enforce_eager=True, dtype="bfloat16", skip_tokenizer_init=True,
+        self.llm = LLM(model, kv_transfer_config=transfer, enforce_eager=True, dtype=dtype, skip_tokenizer_init=True,
                        disable_log_stats=False, **options)
         self.core = self.llm.llm_engine.engine_core.engine_core
         self.counts: dict[str, int] = {}
         self.computed = 0
+        self.scheduled = 0
+        self.begun: list[str] = []
         self._watch_counts()
 
     def _watch_counts(self) -> None:
-        """Add up what the connector gives to vLLM, on its way there."""
+        """Add up what the connector gives to vLLM, on its way there, and the tokens of each step."""
         update = self.core.scheduler.update_from_output
 
         def updated(scheduled: Any, output: Any) -> Any:
+            self.scheduled += sum(scheduled.num_scheduled_tokens.values())
             for outputs in (given := update(scheduled, output)).values():
                 stats = outputs.scheduler_stats
                 for name, count in ((stats and stats.kv_connector_stats) or {}).items():
@@ -69,20 +72,37 @@ class EngineAgent:
                 first = time.perf_counter() - begun
         return [first, time.perf_counter() - begun]
 
-    def abort(self, prompts: list[list[int]], steps: int) -> int:
-        """Begin all of them, make some steps, give them up: how many are left."""
-        engine = self.llm.llm_engine
-        ids = []
-        for number, prompt in enumerate(prompts):
-            ids.append(engine.add_request(f"abort-{number}", {"prompt_token_ids": prompt},
-                                          SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, detokenize=False)))
+    def endings(self, prompts: list[list[int]], max_tokens: int) -> list[str | None]:
+        """Why each of them ended, one after the other: "length", "error"."""
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+        return [output.outputs[0].finish_reason for prompt in prompts
+                for output in self.llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)]
+
+    def begin(self, prompts: list[list[int]], steps: int) -> None:
+        """Begin all of them and make some steps."""
+        params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, detokenize=False)
+        self.begun = [self.llm.llm_engine.add_request(f"begun-{number}", {"prompt_token_ids": prompt}, params)
+                      for number, prompt in enumerate(prompts)]
         for _ in range(steps):
-            engine.step()
-        engine.abort_request(ids, internal=True)
+            self.llm.llm_engine.step()
+
+    def give_up(self) -> int:
+        """Abort what was begun: how many requests the engine keeps all the same, until their loads have ended."""
+        self.llm.llm_engine.abort_request(self.begun, internal=True)
+        return len(self.core.scheduler.requests)
+
+    def settle(self) -> int:
+        """Make steps until there is no request: how many are left."""
         deadline = time.monotonic() + 20
         while self.core.scheduler.requests and time.monotonic() < deadline:
-            engine.step()           # a load beside the batch ends before its request does
+            self.llm.llm_engine.step()           # a load beside the batch ends before its request does
         return len(self.core.scheduler.requests)
+
+    def abort(self, prompts: list[list[int]], steps: int) -> int:
+        """Begin all of them, make some steps, give them up: how many are left."""
+        self.begin(prompts, steps)
+        self.give_up()
+        return self.settle()
 
     def reset_local(self) -> bool:
         """Forget vLLM's own prefix cache."""
@@ -94,6 +114,10 @@ class EngineAgent:
     def computed_tokens(self) -> int:
         """Tokens of prompts that the engine had neither itself nor from others, so far."""
         return self.computed
+
+    def scheduled_tokens(self) -> int:
+        """Tokens that went through the model so far, of prompts and of what it said."""
+        return self.scheduled
 
     def counted(self) -> dict[str, int]:
         """What the connector has counted so far."""

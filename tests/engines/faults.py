@@ -16,3 +16,20 @@ def killing(wanted, into, layer):
     pull(wanted, into, layer)
 endpoint.pull = killing
 """
+
+# Pulls stand until LET_GO is executed.
+HOLD_LOADS = """
+import threading
+endpoint = agent.connector()._shared.endpoint
+agent.stands, agent.goes_on, agent.pull = threading.Event(), threading.Event(), endpoint.pull
+def held(wanted, into, layer):
+    agent.stands.set()
+    assert agent.goes_on.wait(60)
+    agent.pull(wanted, into, layer)
+endpoint.pull = held
+"""
+IS_HELD = "result = agent.stands.wait(20)"
+LET_GO = """
+agent.connector()._shared.endpoint.pull = agent.pull
+agent.goes_on.set()
+"""
