@@ -90,7 +90,7 @@ def lines_of_parts(scale: float, folder: Path) -> tuple[list[Part], list[Part]]:
     def fuzz(name: str, inputs: int, minutes: float, *options: str) -> Part:
         report, wanted = folder / name, max(1, round(inputs * scale))
         command = ["-m", "fuzz", "--jobs", "1", "--seed", str(SEED), "--json", str(report), "--inputs", str(wanted), *options]
-        return Part(name, command, report, lambda path: read_fuzz(path, wanted), minutes * longer)
+        return Part(name, command, report, lambda path: read_fuzz(path, wanted, "--live" in options), minutes * longer)
 
     def storm(name: str, minutes: float) -> Part:
         report = folder / name
@@ -115,14 +115,16 @@ def read_tests(path: Path) -> tuple[str, list[str]]:
             [f"{bad} tests failed"] * bool(bad) + ["no test passed"] * (total == bad + skipped))
 
 
-def read_fuzz(path: Path, wanted: int) -> tuple[str, list[str]]:
+def read_fuzz(path: Path, wanted: int, is_live: bool) -> tuple[str, list[str]]:
+    """Of a live run the headers are good and bad in turn while they are counted, so that their share says nothing."""
     found = json.loads(path.read_text())
     parts = {name: found[name] / found["inputs"] for name in LEAST_PART}
     counts = (f"{found['inputs']:,} inputs ({found['inputs'] / found['seconds']:,.0f}/s); {100 * parts['good_headers']:.1f} % pass "
               f"magic, version, fingerprint and lengths, {100 * parts['copies']:.1f} % reach a copy; {found['pulls']:,} answers; "
               f"{found['flips']:,} words changed under them")
     faults = [f"{found['inputs']:,} of {wanted:,} inputs"] if found["inputs"] < wanted else []
-    return counts, faults + [f"{name} {100 * part:.1f} % of inputs" for name, part in parts.items() if part < LEAST_PART[name]]
+    low = [name for name, part in parts.items() if part < LEAST_PART[name] and not (is_live and name == "good_headers")]
+    return counts, faults + [f"{name} {100 * parts[name]:.1f} % of inputs" for name in low]
 
 
 def read_storm(path: Path, scale: float) -> tuple[str, list[str]]:
