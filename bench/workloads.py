@@ -55,8 +55,8 @@ class Workload:
 
 SMALL = Workload("small 256 KiB", layers=4, tokens=16, rounds=300, number=30)
 MEDIUM = Workload("medium 64 MiB", layers=32, tokens=512, rounds=60, number=1)
-LARGE = Workload("large 512 MiB", layers=32, tokens=4096, rounds=15, number=1)
-PAGED = Workload("paged 128 MiB", layers=32, tokens=16, rounds=30, number=1, blocks=64, pool=128)
+LARGE = Workload("large 512 MiB", layers=32, tokens=4096, rounds=12, number=1)
+PAGED = Workload("paged 128 MiB", layers=32, tokens=16, rounds=20, number=1, blocks=64, pool=128)
 
 
 def equal_parts(runs: Runs) -> tuple[Runs, Runs]:
