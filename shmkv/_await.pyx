@@ -27,9 +27,11 @@ from shmkv._layout cimport (
     word_state,
 )
 from shmkv._link cimport (
+    LINK_CANCELLED,
     LINK_INTERRUPTED,
     LINK_PEER_GONE,
     LINK_TIMEOUT,
+    is_cancelled,
     link_enter,
     link_leave,
     look,
@@ -188,7 +190,8 @@ cdef int sleep_for(Link* link, Request* want, const FoundRow* found, int awaited
         return 0
     if turn_ns == TURN_ARM:
         sleeper.seen = seen
-        return WAIT_NOT_YET
+        # It is counted in: who cancels it from now on changes the word.
+        return LINK_CANCELLED if is_cancelled(&want.wait) else WAIT_NOT_YET
     status = sleeper_sleep(sleeper, seen, &want.wait, turn_ns, watched)
     if status == 0:
         status = look(link)

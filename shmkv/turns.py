@@ -224,6 +224,8 @@ class Turns:
         """Sleep for these: which have to take a turn? All, without a sleep, when there are threads enough."""
         if not jobs or self._is_closed or len(self._jobs) <= self._most:
             return jobs
+        if self._queued:                            # it came before `see`, so its ring is over, and may have no other thread
+            return []
         deadline_ns = min(job.deadline_ns for job in jobs)
         _, do_tell = self._waits.sleep([job.steps.waiting for job in jobs], deadline_ns, self._bell)
         return [job for job in jobs if not do_tell or job.has_news]

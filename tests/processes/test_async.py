@@ -165,6 +165,20 @@ def test_layers_that_are_slept_for(namespace: Namespace, prompt: StartPeer, deco
     assert waiters(namespace) == 0
 
 
+def test_finalize_ends_at_once_what_is_slept_for(namespace: Namespace, prompt: StartPeer, decoder: StartPeer) -> None:
+    """And does not wait for the deadline of pulls, of 20 s."""
+    _, d = start_pair(prompt, decoder, 1)
+    names = [f"w{number}" for number in range(3)]
+    for number, name in enumerate(names):
+        begin(d, name, f"manager.wait_for_key_async(shmkv.CacheKey(1, {10 + number}, 0), {LONG_MS})")
+    until_waiting(namespace, len(names))
+    began = time.monotonic()
+    d.call("finalize")
+    assert time.monotonic() - began < LONG_MS / 2000
+    assert {end(d, name) for name in names} == {"LLM_ENGINE_FINALIZED"}
+    finish(d)
+
+
 @pytest.mark.parametrize("how", ["die", "finalize", "own finalize", "own unlink"])
 def test_the_end_of_a_link(namespace: Namespace, pair: tuple[Peer, Peer], how: str) -> None:
     p, d = pair
