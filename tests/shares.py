@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 TESTS = Path(__file__).resolve().parent
-FIRST_SHARE = ("crash", "nth_call")
+FIRST_SHARE = ("crash", "nth_call", "cases")
 PYTEST = (sys.executable, "-m", "pytest")
 NOTHING_TO_RUN = 5                  # of pytest: no test of this share was wanted
 END_S = 60.0                        # for a share that is told to end

@@ -77,17 +77,17 @@ class PullBesideLent(Pull):
         self.peer.call("execute", code=VIEW.format(number=self.lent)[:-1] + ", consume=False)")
         self.peer.call("execute", code=FORK.format(number=self.lent))
         self.prompt_is_asked()
-        assert len(self.house.namespace.segments()) == self.before, "the owner wants it no more, and has to wait"
+        assert self.house.namespace.segments() == self.before, "the owner wants it no more, and has to wait"
 
     def prompt_is_asked(self) -> None:
-        self.before = len(self.house.namespace.segments())
+        self.before = self.house.namespace.segments()
         self.house.peers[1].call("deallocate", name="lent")
         self.house.peers[1].call("remove_key", key=req(1, self.lent))
 
     def assert_memory_is_free(self) -> None:
         """Of what the dead one pulled, and of what it had been lent."""
         self.house.peers[1].call("execute", code=LOOK_FOR_THE_DEAD)
-        assert len(self.house.namespace.segments()) == self.before - 1
+        assert len(self.before - self.house.namespace.segments()) == 1
         super().assert_memory_is_free()
 
     def is_done(self) -> None:

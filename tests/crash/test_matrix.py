@@ -21,13 +21,20 @@ from crash.scenarios import Pull, Scenario
 
 pytestmark = [pytest.mark.timeout(600)]     # the first one waits for a build
 ROWS = rows()
-EACH_ROW = pytest.mark.parametrize("row", ROWS, ids=str)
-# The first of all to join and the last to leave have nobody at the other end.
-EACH_ROW_OF_TWO = pytest.mark.parametrize("row", [row for row in ROWS if row.call not in ("first init", "last finalize")], ids=str)
-# Where the other end has no part in the call, one row a call: it makes no difference at which step both die.
 FIRST_OF_CALL = list({row.call: row for row in reversed(ROWS)}.values())
-EACH_ROW_OF_BOTH = pytest.mark.parametrize("row", [row for row in ROWS if row.call not in ("first init", "last finalize")
-                                                   and (SCENARIOS[row.call].both_act or row in FIRST_OF_CALL)], ids=str)
+# The first of all to join and the last to leave have nobody at the other end.
+ROWS_OF_TWO = [row for row in ROWS if row.call not in ("first init", "last finalize")]
+
+
+def each(wanted: list[Row]) -> pytest.MarkDecorator:
+    """One way of dying at each of these rows: of a call the first one here, the others are for a run at length."""
+    return pytest.mark.parametrize("row", [
+        pytest.param(row, id=str(row), marks=() if row in FIRST_OF_CALL else pytest.mark.soak) for row in wanted])
+
+
+EACH_ROW = pytest.mark.parametrize("row", ROWS, ids=str)
+# Where the other end has no part in the call it makes no difference at which step both die.
+ROWS_OF_BOTH = [row for row in ROWS_OF_TWO if SCENARIOS[row.call].both_act or row in FIRST_OF_CALL]
 SURVIVABLE = {SUCCESS, TIMED_OUT}
 DEADLINE_S = 60
 
@@ -83,7 +90,7 @@ def test_the_actor_dies(row: Row, scenario: Scenario) -> None:
     house.judge()
 
 
-@EACH_ROW_OF_TWO
+@each(ROWS_OF_TWO)
 def test_the_other_dies(row: Row, scenario: Scenario) -> None:
     stop_at(scenario, row)
     scenario.house.peers[scenario.other].kill()
@@ -97,7 +104,7 @@ def test_the_other_dies(row: Row, scenario: Scenario) -> None:
     scenario.house.judge()
 
 
-@EACH_ROW_OF_BOTH
+@each(ROWS_OF_BOTH)
 def test_both_ends_die(row: Row, scenario: Scenario) -> None:
     stop_at(scenario, row)
     for cluster_id in (scenario.actor, scenario.other):
@@ -105,7 +112,7 @@ def test_both_ends_die(row: Row, scenario: Scenario) -> None:
     scenario.house.judge()
 
 
-@EACH_ROW
+@each(ROWS)
 def test_all_die(row: Row, scenario: Scenario, crash_build: Path) -> None:
     house = scenario.house
     stop_at(scenario, row)
@@ -118,7 +125,7 @@ def test_all_die(row: Row, scenario: Scenario, crash_build: Path) -> None:
     assert house.namespace.names() == set()
 
 
-@EACH_ROW
+@each(ROWS)
 def test_nobody_dies(row: Row, scenario: Scenario) -> None:
     house = scenario.house
     stop_at(scenario, row)
