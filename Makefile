@@ -71,8 +71,11 @@ test-llm: $(VENV)/.with-model $(VENV)/.with-test
 	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m llm
 
 # Serving engines have an environment of their own, .venv-engines: 3.4 GB, with versions of what .venv has too.
+# All, or some: make test-engines ENGINE_TESTS=tests/engines/test_hybrid.py
+ENGINE_TESTS ?= tests/engines
+
 test-engines: $(ENGINES)/.ready
-	@$(ENGINES)/bin/python -m pytest -m engines tests/engines
+	@$(ENGINES)/bin/python -m pytest -m engines $(ENGINE_TESTS)
 
 example-vllm: $(ENGINES)/.ready
 	@PATH="$(CURDIR)/$(ENGINES)/bin:$$PATH" examples/vllm/serve.sh
