@@ -181,7 +181,7 @@ def said(call):
 manager = agent.dist.kv_cache_manager
 key = shmkv.CacheKeyByIdAndIndex({cluster}, 1, 0)
 view = manager.view_cache(key)
-tensors, array = view.tensors, view.tensors[0].numpy()
+tensors, array, kept = view.tensors, view.tensors[0].numpy(), view.tensors[1]
 before = array.tobytes()
 view.close()
 view.close()
@@ -189,9 +189,9 @@ unseen = manager.view_cache(key)
 unseen.close()
 with manager.view_cache(key) as other:
     repr(other)
-result = [said(lambda: each.tensors) for each in (view, unseen, other)]
+result = [said(lambda: each.tensors) for each in (view, unseen, other)] + [said(lambda: tensors[1])]
 result += [[each.is_open, each.nbytes, len(each), repr(each)] for each in (view, other)]
-result += [array.tobytes() == before, tensors[1].numpy().size]
+result += [array.tobytes() == before, kept.numpy().size]
 try:
     with manager.view_cache(key) as other:
         raise ZeroDivisionError
@@ -206,7 +206,7 @@ def test_a_closed_view_says_so(sides: tuple[Peer, Peer], cluster: int) -> None:
     within(d, "close", name="v")
     d.call("allocate", name="own", shape=SHAPE, dtype="DT_INT8")
     closed = [False, 0, 4, "CacheView(4 tensors, 0 bytes, closed)"]
-    assert d.call("execute", code=_CLOSED.replace("{cluster}", str(cluster))) == [*[NOT_EXIST] * 3, closed, closed, True, 96, False]
+    assert d.call("execute", code=_CLOSED.replace("{cluster}", str(cluster))) == [*[NOT_EXIST] * 4, closed, closed, True, 96, False]
     assert within(d, "leases") == 0
 
 
