@@ -67,4 +67,6 @@ def test_wait_ms(manager: Any, ms: Any, error: type[Exception]) -> None:
 
 @pytest.mark.parametrize("ms", [0, True, 2**32 - 1])
 def test_wait_ms_at_its_ends(manager: Any, ms: int) -> None:
-    manager.allocate_cache(DESC, wait_ms=ms)
+    cache = manager.allocate_cache(DESC, wait_ms=ms)
+    assert manager.stats()["caches"] == 1
+    manager.deallocate_cache(cache)

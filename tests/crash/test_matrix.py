@@ -107,9 +107,11 @@ def test_the_other_dies(row: Row, scenario: Scenario) -> None:
 @each(ROWS_OF_BOTH)
 def test_both_ends_die(row: Row, scenario: Scenario) -> None:
     stop_at(scenario, row)
-    for cluster_id in (scenario.actor, scenario.other):
+    ends = {scenario.actor, scenario.other}
+    for cluster_id in ends:
         scenario.house.peers[cluster_id].kill()
     scenario.house.judge()
+    assert not ends & set(scenario.house.living(scenario.house.peers)), "and the others were judged without them"
 
 
 @each(ROWS)
