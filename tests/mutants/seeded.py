@@ -10,7 +10,7 @@ KERNELS = [
     Edit("_kernels.h", "shmkv_c_block64(d + n - 64, s + n - 64);", "shmkv_c_block64(d + n - 63, s + n - 63);"),
     Edit("_kernels.h", "    if (n > 64)\n        shmkv_avx2_pair", "    if (n > 96)\n        shmkv_avx2_pair"),
     Edit("_kernels.h", "size_t head = 32 - ((uintptr_t)d & 31);", "size_t head = 33 - ((uintptr_t)d & 31);"),
-    Edit("_kernels.h", "shmkv_avx2_stream_line(d + 64, s + 64);", "shmkv_avx2_stream_line(d + 64, s + 63);"),
+    Edit("_kernels.h", "_mm256_stream_si256((__m256i *)(d + 96), e);", "_mm256_stream_si256((__m256i *)(d + 96), c);"),
 ]
 COPY = [
     Edit("_copy.pyx", "if plan.nbytes <= job.share_nbytes:", "if plan.nbytes <= 2 * job.share_nbytes:"),
