@@ -52,8 +52,10 @@ def _voluntary(pid: int) -> dict[str, int]:
 
 
 def _sleeps(pid: int) -> bool:
-    """Do all threads wait for something?"""
-    return all((task / "stat").read_text().rpartition(")")[2].split()[0] == "S" for task in Path(f"/proc/{pid}/task").iterdir())
+    """Do all threads wait for something? At one moment: two that hand the interpreter to each other are each found asleep."""
+    before = _voluntary(pid)
+    asleep = all((task / "stat").read_text().rpartition(")")[2].split()[0] == "S" for task in Path(f"/proc/{pid}/task").iterdir())
+    return asleep and _voluntary(pid) == before
 
 
 def _wake_ups_of_waiter(pid: int, seconds: float) -> tuple[int, float]:
