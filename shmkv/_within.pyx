@@ -7,7 +7,7 @@ from libc.string cimport memset
 from shmkv._blocks cimport build_blocks, check_blocks_destination
 from shmkv._copy cimport MOVE_DIRECT, MOVE_GATHER, MOVE_SCATTER, last_copy_note, move
 from shmkv._futex cimport now_ns
-from shmkv._link cimport LINK_BUSY, LINK_TIMEOUT, SIGNALS_NS, is_inside, run_signals
+from shmkv._link cimport LINK_BUSY, LINK_CANCELLED, LINK_TIMEOUT, SIGNALS_NS, is_cancelled, is_inside, run_signals
 from shmkv._local cimport local_enter, local_leave, may_share
 from shmkv._plan cimport Plan, build, check_destination, plan_free
 
@@ -60,9 +60,11 @@ cdef int move_within(const Plan* plan, Local* src, Local* dst, bint disjoint, Pa
 
 
 cdef int look_at_clock(void* context) noexcept nogil:
-    """What a mover is given to ask where there is no link: a Patience. 0, LINK_TIMEOUT or LINK_INTERRUPTED."""
+    """What a mover is given to ask where there is no link: a Patience. 0, LINK_CANCELLED, LINK_TIMEOUT or LINK_INTERRUPTED."""
     cdef Patience* wait = <Patience*>context
     cdef int64_t now = now_ns()
+    if is_cancelled(wait):
+        return LINK_CANCELLED
     if now >= wait.deadline_ns:
         return LINK_TIMEOUT
     return run_signals(wait) if wait.is_main and now - wait.signals_ns >= SIGNALS_NS else 0

@@ -1,9 +1,12 @@
 """Pulls out of the own cluster: no link, no hazard; the source is counted in while it is read."""
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shmkv import _lookup, _plan, _pull
 from shmkv._blocks import BlockLists
 from shmkv._local import LocalCache
+from shmkv._wait import Ending
 from shmkv.caches import OwnCaches
 from shmkv.cluster import Cluster
 from shmkv.keys import BlocksCacheKey, CacheKey
@@ -11,18 +14,28 @@ from shmkv.own_cache import OwnCache
 from shmkv.pull_failure import PullKey, Select, SourceKey
 
 
-def pull_own(cluster: Cluster, key: SourceKey, dst: LocalCache, select: Select, consumes: bool, lists: BlockLists | None) -> int:
+@dataclass(frozen=True)
+class Limits:
+    """When a copy ends before its last byte: after `timeout_ms`, or when the wait is cancelled that it is a part of."""
+
+    timeout_ms: int
+    ending: Ending | None = None
+
+
+def pull_own(cluster: Cluster, key: SourceKey, dst: LocalCache, select: Select, consumes: bool, lists: BlockLists | None,
+             limits: Limits) -> int:
     """The pull that `transfer.pull` describes: 0 or the number that a pull over a link would give."""
     status = int(_pull.check(dst, select, lists=lists))
     if status:
         return status
     if isinstance(key, BlocksCacheKey):
         assert lists is not None
-        return _pull_blocks(cluster, key, dst, select, lists)
-    return _pull_row(cluster, key, dst, select, consumes, lists)
+        return _pull_blocks(cluster, key, dst, select, lists, limits)
+    return _pull_row(cluster, key, dst, select, consumes, lists, limits)
 
 
-def _pull_row(cluster: Cluster, key: PullKey, dst: LocalCache, select: Select, consumes: bool, lists: BlockLists | None) -> int:
+def _pull_row(cluster: Cluster, key: PullKey, dst: LocalCache, select: Select, consumes: bool, lists: BlockLists | None,
+              limits: Limits) -> int:
     with cluster.lock:
         found = find_own(cluster.caches, key)
         if isinstance(found, int):
@@ -34,7 +47,7 @@ def _pull_row(cluster: Cluster, key: PullKey, dst: LocalCache, select: Select, c
             return int(_lookup.UNPUBLISHED)
         source.local.count_in()
     try:
-        status = _copy(cluster, source, dst, (*select[:3], row, *select[4:]), lists)
+        status = _copy(source, dst, (*select[:3], row, *select[4:]), lists, limits)
         if status == 0:
             with cluster.lock:
                 status = cluster.caches.sources.finish(source, row, word, by_key=isinstance(key, CacheKey), consumes=consumes,
@@ -44,7 +57,7 @@ def _pull_row(cluster: Cluster, key: PullKey, dst: LocalCache, select: Select, c
     return status
 
 
-def _pull_blocks(cluster: Cluster, key: BlocksCacheKey, dst: LocalCache, select: Select, lists: BlockLists) -> int:
+def _pull_blocks(cluster: Cluster, key: BlocksCacheKey, dst: LocalCache, select: Select, lists: BlockLists, limits: Limits) -> int:
     """As a reader over a link does: each block published, and still the same after the copy."""
     blocks = lists.looked
     with cluster.lock:
@@ -60,7 +73,7 @@ def _pull_blocks(cluster: Cluster, key: BlocksCacheKey, dst: LocalCache, select:
         words = cluster.caches.sources.row_words(source, blocks)
         source.local.count_in()
     try:
-        status = _copy(cluster, source, dst, select, lists)
+        status = _copy(source, dst, select, lists, limits)
         if status == 0:
             with cluster.lock:
                 status = 0 if cluster.caches.sources.are_same_rows(source, blocks, words) else int(_lookup.REMOVED)
@@ -75,8 +88,8 @@ def _is_refused(source: OwnCache, dst: LocalCache, select: Select) -> bool:
         and source.local.format != dst.format
 
 
-def _copy(cluster: Cluster, source: OwnCache, dst: LocalCache, select: Select, lists: BlockLists | None) -> int:
-    return int(_pull.copy(source.local, dst, select, cluster.settings.sync_kv_timeout_ms, lists=lists))
+def _copy(source: OwnCache, dst: LocalCache, select: Select, lists: BlockLists | None, limits: Limits) -> int:
+    return int(_pull.copy(source.local, dst, select, limits.timeout_ms, lists=lists, ending=limits.ending))
 
 
 def find_own(caches: OwnCaches, key: PullKey) -> tuple[OwnCache, int, int] | int:

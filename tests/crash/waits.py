@@ -25,14 +25,25 @@ class PullAndWait(Pull):
         self.number = self.house.publish(1, "new")
         self.house.peers[1].call("publish", name="new", layers=1)
 
+    def begin(self) -> None:
+        self.peer.send("pull", key=req(1, self.number), name="buffer", wait=True)
+
     def act(self) -> None:
         prompt = self.house.peers[1]
-        self.peer.send("pull", key=req(1, self.number), name="buffer", wait=True)
+        self.begin()
         wait_until(lambda: _stands(self.peer) and (waiters(self.house.namespace) > 0 or self._is_at_point()), "it stands")
         prompt.call("publish", name="new")
 
     def _is_at_point(self) -> bool:
         return Path(f"/proc/{self.peer.pid}/stat").read_text().rpartition(")")[2].split()[0] in "TZ"
+
+
+class PullLayers(PullAndWait):
+    """The same, layer by layer: each is marked as pulled when it is there."""
+
+    def begin(self) -> None:
+        self.peer.send("execute", code=f"for layer in agent.dist.kv_cache_manager.pull_layers(shmkv.CacheKey(1, {self.number}), "
+                                       f"agent.caches['buffer']):\n    pass")
 
 
 class PullForWaitingOwner(Pull):
@@ -120,6 +131,6 @@ class FinalizeUnderWaiter(_UnderWaiter):
 
 
 WAITS: dict[str, type[Scenario]] = {
-    "pull and wait": PullAndWait, "pull for a waiting owner": PullForWaitingOwner, "publish to a waiter": PublishToWaiter,
+    "pull and wait": PullAndWait, "pull layers": PullLayers, "pull for a waiting owner": PullForWaitingOwner, "publish to a waiter": PublishToWaiter,
     "remove under a waiter": RemoveUnderWaiter, "finalize under a waiter": FinalizeUnderWaiter,
 }

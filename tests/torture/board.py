@@ -51,6 +51,7 @@ class Field(IntEnum):
     PUSHED_NBYTES = auto()
     PUSHED_BY_KEY = auto()  # pushes to a cache that a key named, done, as the prompt was told
     WAITED = auto()         # checked pulls that could wait
+    LAYERED = auto()        # of these, layer by layer
     OVERDUE = auto()        # pulls that waited in vain, as they could
     PARTS = auto()          # pushes that were not done, with the row looked at word by word
     CUTS_SEEN = auto()      # looks at memory that was allocated after a link was cut in the middle of a push

@@ -16,7 +16,7 @@ WRONG = ("wrong bytes", "stale bytes", "has written")
 LATE_MS = 100                       # a decoder is to hear of a death within that
 TOTALS = (Field.PULLS, Field.NBYTES, Field.LOOKS, Field.MISSES, Field.UNTOUCHED, Field.LOST, Field.CUT, Field.LINKS,
           Field.PUBLISHED, Field.REFUSED, Field.RESTARTS, Field.PUSHES, Field.PUSHED_BY_KEY, Field.PUSHED_NBYTES,
-          Field.PARTS, Field.UNDONE, Field.CUTS_SEEN, Field.WAITED, Field.OVERDUE)
+          Field.PARTS, Field.UNDONE, Field.CUTS_SEEN, Field.WAITED, Field.LAYERED, Field.OVERDUE)
 
 
 def summary(plan: Plan, board: Board, seen: Seen, left: Left) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def pulls(found: dict[str, Any]) -> list[Line]:
         ("checked pulls", found["pulls"], f"{found['pulls'] / found['seconds']:,.0f} a second, {found['nbytes'] / 2**30:.1f} GiB; "
                                           f"{found['misses']:,} answered \"not there\""),
         ("  looks at what was lent", found["looks"], "views and forks, again and again while they were held"),
-        ("  that could wait", found["waited"], f"for layers, for a key, for several; {found['overdue']:,} more had waited for "
+        ("  that could wait", found["waited"], f"for layers, for a key, for several; {found['layered']:,} layer by layer; {found['overdue']:,} more had waited for "
                                                "a key as long as they were told to"),
         ("  failed and looked at", found["untouched"], "destinations that had to be as before"),
         ("checked pushes", found["pushes"], f"{found['pushes'] / found['seconds']:,.0f} a second, "

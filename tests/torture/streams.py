@@ -76,6 +76,7 @@ class Streams:
                 elif self._decoder.random.random() < 0.5:
                     for _ in manager.pull_layers(wish.key, wish.to.cache, wish.to_row, timeout_ms=timeout_ms):
                         pass
+                    self._decoder.count(Field.LAYERED)
                 else:
                     manager.pull_cache(wish.key, wish.to.cache, wish.to_row, wait=True, timeout_ms=timeout_ms)
             except LLMException as error:
