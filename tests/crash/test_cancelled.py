@@ -7,7 +7,7 @@ import time
 
 import builds
 import pytest
-from event_loop import LOOP, begin, end, finish
+from event_loop import LOOP, end, finish
 from peer import Namespace, Peer, by_id, req
 from reference import SUCCESS
 
@@ -29,7 +29,8 @@ CHANGED = "result = [i for i, tensor in enumerate(agent.caches['big'].tensors) i
 
 def sums(peer: Peer, name: str) -> list[int]:
     """A checksum of each tensor."""
-    found: list[int] = peer.call("execute", code=f"import zlib\nresult = [zlib.crc32(t.numpy()) for t in agent.caches[{name!r}].tensors]")
+    code = f"import zlib\nresult = [zlib.crc32(tensor.numpy()) for tensor in agent.caches[{name!r}].tensors]"
+    found: list[int] = peer.call("execute", code=code)
     assert len(set(found)) == TENSORS
     return found
 

@@ -77,8 +77,8 @@ def pulls(found: dict[str, Any]) -> list[Line]:
         ("checked pulls", found["pulls"], f"{found['pulls'] / found['seconds']:,.0f} a second, {found['nbytes'] / 2**30:.1f} GiB; "
                                           f"{found['misses']:,} answered \"not there\""),
         ("  looks at what was lent", found["looks"], "views and forks, again and again while they were held"),
-        ("  that could wait", found["waited"], f"for layers, for a key, for several; {found['layered']:,} layer by layer; {found['overdue']:,} more had waited for "
-                                               "a key as long as they were told to"),
+        ("  that could wait", found["waited"], f"for layers, for a key, for several; {found['layered']:,} layer by layer; "
+                                               f"{found['overdue']:,} more had waited for a key as long as they were told to"),
         ("  failed and looked at", found["untouched"], "destinations that had to be as before"),
         ("checked pushes", found["pushes"], f"{found['pushes'] / found['seconds']:,.0f} a second, "
                                             f"{found['pushed_nbytes'] / 2**30:.1f} GiB; "
