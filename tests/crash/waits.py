@@ -132,5 +132,6 @@ class FinalizeUnderWaiter(_UnderWaiter):
 
 WAITS: dict[str, type[Scenario]] = {
     "pull and wait": PullAndWait, "pull layers": PullLayers, "pull for a waiting owner": PullForWaitingOwner,
-    "publish to a waiter": PublishToWaiter, "remove under a waiter": RemoveUnderWaiter, "finalize under a waiter": FinalizeUnderWaiter,
+    "publish to a waiter": PublishToWaiter, "remove under a waiter": RemoveUnderWaiter,
+    "finalize under a waiter": FinalizeUnderWaiter,
 }
