@@ -11,10 +11,15 @@ from shmkv.cli.gc import clean
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """All engines end, and nothing is left in /dev/shm but what killed ones could not remove; that goes by `gc`."""
+    """All engines end well, but those that a test killed, and leave nothing in /dev/shm. What is left where one was killed goes
+    by `gc`."""
     house = House(tmp_path_factory.mktemp("engines"))
     yield house
-    statuses = [engine.close() for engine in house.engines]
-    clean(house.namespace)
-    assert [path.name for path in SHM.glob(f"{house.namespace}*")] == []
-    assert set(statuses) <= {0, -9}
+    ends = [(engine.close(), engine.good_status) for engine in house.engines]
+    if any(engine.is_killed for engine in house.engines):
+        clean(house.namespace)
+    left = sorted(path.name for path in SHM.glob(f"{house.namespace}*"))
+    for name in left:
+        (SHM / name).unlink()
+    assert left == []
+    assert [status for status, _ in ends] == [good for _, good in ends]

@@ -33,3 +33,13 @@ LET_GO = """
 agent.connector()._shared.endpoint.pull = agent.pull
 agent.goes_on.set()
 """
+
+# How long a load may take, made short and as it was.
+SHORT_MS = 100
+SHORT_DEADLINE = f"""
+import dataclasses
+endpoint = agent.connector()._shared.endpoint
+agent.settings = endpoint.settings
+endpoint.settings = dataclasses.replace(agent.settings, timeout_ms={SHORT_MS})
+"""
+LONG_DEADLINE = "agent.connector()._shared.endpoint.settings = agent.settings"

@@ -28,13 +28,17 @@ class Sides(NamedTuple):
     tokenizer: Any
 
 
-@pytest.fixture(scope="module")
-def sides(house: House) -> Sides:
+@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+def sides(house: House, request: pytest.FixtureRequest) -> Sides:
+    """Of the second kind beside those of the first, which they never share a block with."""
     from transformers import AutoTokenizer
 
-    model = make("smollm2", house.folder)
-    engines = [house.start("one", model, None), house.start("producer", model, "kv_producer"),
-               house.start("consumer", model, "kv_consumer")]
+    dtype = request.param
+    model = house.folder / "smollm2"
+    if not model.exists():
+        make("smollm2", house.folder)
+    engines = [house.start(f"{name} {dtype}", model, role, dtype=dtype)
+               for name, role in (("one", None), ("producer", "kv_producer"), ("consumer", "kv_consumer"))]
     for engine in engines:
         engine.wait_until_ready()
     house.wait_until(lambda: len(engines[2].call("state")["peers"]) == 2)       # itself and the producer

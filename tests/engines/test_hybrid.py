@@ -106,6 +106,7 @@ def test_a_producer_killed_in_the_middle_of_a_load_costs_its_blocks_and_nothing_
     sides.producer.call("each", prompts=asked, max_tokens=1)
     cluster_id = sides.producer.call("state")["cluster_id"]
     failed = sides.consumer.counted("failed_blocks")
+    sides.producer.will_be_killed()
     sides.consumer.call("execute", code=KILL_IN_A_LOAD.format(pid=sides.producer.pid, cluster_id=cluster_id))
     assert sides.consumer.call("each", prompts=asked, max_tokens=NEW_TOKENS) == alone
     assert sides.consumer.counted("failed_blocks") - failed == blocks_needed(len(asked[0]))

@@ -2,11 +2,12 @@
 and ends requests whose blocks went, `beside` loads beside the batch, `fleeting` keeps blocks for a while."""
 from __future__ import annotations
 
+import time
 from typing import NamedTuple
 
 import pytest
 from engine import Engine
-from faults import HOLD_LOADS, IS_HELD, KILL_IN_A_LOAD, LET_GO
+from faults import HOLD_LOADS, IS_HELD, KILL_IN_A_LOAD, LET_GO, LONG_DEADLINE, SHORT_DEADLINE, SHORT_MS
 from house import HEADER, House
 from models import make
 from prompts import prompt
@@ -126,6 +127,26 @@ def test_requests_that_are_aborted_in_their_loads_leave_nothing(sides: Sides) ->
     assert sides.house.leases() == 0
     assert counts["hit_tokens"] == len(asked) * ROOM * BLOCK
     assert say(engine, asked[0]) == said
+
+
+def test_a_load_beside_the_batch_that_takes_too_long_is_given_up(sides: Sides) -> None:
+    """vLLM has its request looked up once more then, and the second load is in time."""
+    asked, engine = prompt(6, 2 * BLOCK + 5), sides.beside
+    said, counts = say(sides.fleeting, asked), Counts(engine)
+    engine.call("execute", code=SHORT_DEADLINE + HOLD_LOADS)
+    try:
+        engine.call("begin", prompts=[asked], steps=2)
+        assert engine.call("execute", code=IS_HELD)
+        time.sleep(2 * SHORT_MS / 1000)         # its deadline passes while its first layer is pulled
+    finally:
+        engine.call("execute", code=LET_GO)
+    assert engine.call("settle") == 0
+    engine.call("execute", code=LONG_DEADLINE)
+    assert (counts["failed_blocks"], counts["loaded_blocks"]) == (2, 2)
+    assert f"the load took longer than {SHORT_MS} ms, to layer 1" in engine.log()
+    assert say(engine, asked) == said
+    assert engine.call("state")["notes"] == 0
+    assert sides.house.leases() == 0
 
 
 def test_where_failed_loads_end_requests_the_engine_goes_on(sides: Sides) -> None:

@@ -105,7 +105,7 @@ def test_an_engine_that_does_both_uses_what_it_published(sides: Sides) -> None:
     assert sides.both.counted("loaded_blocks") == 5
     assert sides.both.call("reset_shared")
     assert asked_anew(sides.both, asked) == said
-    # The look-up comes before the step that forgets: its load fails and is computed, or it finds nothing.
+    # The blocks went when the engine was told to forget them: the look-up found nothing, and all was computed.
     assert sides.both.call("state")["notes"] == 0
 
 
@@ -165,6 +165,7 @@ def test_a_producer_killed_in_the_middle_of_a_load_costs_its_blocks_and_nothing_
     cluster_id = sides.producer.call("state")["cluster_id"]
     failed = sides.consumer.counted("failed_blocks")
     sides.consumer.call("reset_local")
+    sides.producer.will_be_killed()
     sides.consumer.call("execute", code=KILL_IN_A_LOAD.format(pid=sides.producer.pid, cluster_id=cluster_id))
     assert sides.consumer.call("each", prompts=asked, max_tokens=NEW_TOKENS) == said
     assert sides.consumer.counted("failed_blocks") - failed == len(asked[0]) // BLOCK
@@ -180,6 +181,7 @@ def test_a_consumer_killed_in_the_middle_of_a_load_takes_nothing_along(sides: Si
     sides.house.wait_until(lambda: owner in other.call("state")["peers"])
     asked = prompt(900, 6 * OTHER_BLOCK)
     sides.both.call("each", prompts=[asked], max_tokens=1)
+    other.will_be_killed()
     other.call("execute", code=KILL_IN_A_LOAD.format(pid=other.pid, cluster_id=owner))
     answer = other.attempt("each", prompts=[asked], max_tokens=1)
     assert f"ended with {-signal.SIGKILL}" in answer["error"]
