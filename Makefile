@@ -15,8 +15,10 @@ demo: $(VENV)/.built
 	@$(BIN)/shmkv demo
 	@echo "next: source $(BIN)/activate, then the two programs of README.md (or call $(BIN)/python and $(BIN)/shmkv)"
 
+# Thousands of interpreters are started: what they import is compiled once, whatever the environment says, and not into the sources.
 test: $(VENV)/.with-test
-	@$(BIN)/python tests/shares.py -m "not llm and not engines and not soak"
+	@env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/$(VENV)/bytecode \
+	  $(BIN)/python tests/shares.py -m "not llm and not engines and not soak"
 
 # make torture TORTURE='--minutes 10 --kills 10000': what python -m torture --help says.
 torture: $(VENV)/.with-test

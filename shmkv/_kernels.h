@@ -44,10 +44,7 @@ struct shmkv_kernel {
     int (*supported)(void);   /* 1 if this processor and this kernel can run it */
 };
 
-static inline int shmkv_always(void)
-{
-    return 1;
-}
+static inline int shmkv_always(void) { return 1; }
 
 /* ---- any processor ---------------------------------------------------------------------------- */
 
@@ -139,15 +136,8 @@ static inline void shmkv_copy_memcpy(void *dst, const void *src, size_t n)
  * ordinary kernels got slower by it. */
 #define SHMKV_PREFETCH_AHEAD 2048
 
-static inline int shmkv_has_avx2(void)
-{
-    return __builtin_cpu_supports("avx2") != 0;
-}
-
-static inline int shmkv_has_avx512(void)
-{
-    return __builtin_cpu_supports("avx512f") != 0;
-}
+static inline int shmkv_has_avx2(void) { return __builtin_cpu_supports("avx2") != 0; }
+static inline int shmkv_has_avx512(void) { return __builtin_cpu_supports("avx512f") != 0; }
 
 static inline void shmkv_prefetch(const unsigned char *s)
 {

@@ -10,16 +10,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from agent_keys import make_key
-from reference import Bytes
+from peer import prefix, req
+from reference import Bytes, geometry, noise
 
 import shmkv
 
+# Rows of noise for views: request 7, prefix 9, request 8.
+SHAPE = [3, 96]
+SENT = noise(geometry(4, SHAPE, 1), 5)
+KEYS = [req(1, 7), prefix(1, 9), req(1, 8)]
 # An owner looks for dead readers at most every 20 ms.
 LOOK = "import time\nfor _ in range(10):\n    agent.collect()\n    time.sleep(0.01)"
 
 if TYPE_CHECKING:
     from agent import Agent
     from peer import Answer, Peer
+
+
+def offer_rows(p: Peer) -> None:
+    """Cluster 1's first cache, "kv", gets SENT and KEYS."""
+    p.call("allocate", name="kv", shape=SHAPE, dtype="DT_INT8", keys=KEYS)
+    p.call("noise", name="kv", seed=5)
 
 
 def ask(peer: Peer, function: str, **arguments: Any) -> Answer:

@@ -42,6 +42,23 @@ with flips.always(ctypes.addressof(word), 8):
 print(flips.count())
 """
 
+# A wait for a key of an owner whose count of ended keys is another one at each look.
+ENDS_WITHOUT_END = """
+import ctypes, struct
+from fuzz import flips
+flips.prepare()
+import memory
+from shmkv import _await, _wait
+pair = memory.Pair("none")
+wait = _await.KeyWait(pair.handle, struct.pack("=6Q", 1, *memory.request(1), 0), 20_000)
+count = memory.word(pair.owner.region, "DirectoryHeader", 0, "DirectoryHeader", "ended_count")
+assert wait.run(_wait.LOOK_NS, True) == _wait.NOT_YET
+with flips.always(ctypes.addressof(count), 8):
+    assert wait.run(_wait.LOOK_NS, True) == _wait.NOT_YET
+print(flips.count())
+pair.close()
+"""
+
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")]
 
 
@@ -89,6 +106,14 @@ def test_a_word_that_never_agrees_is_damage(table: str, field: str, key: int, lo
                           text=True, capture_output=True, timeout=60)
     assert (done.stderr, done.returncode) == ("", 0)
     assert int(done.stdout) >= 2 * looks, "so often it looked"
+
+
+def test_a_count_of_ended_keys_that_never_agrees_holds_nobody() -> None:
+    folder = flips.build()
+    done = subprocess.run([sys.executable, "-c", ENDS_WITHOUT_END], cwd=folder, env=run.environment(folder), text=True,
+                          capture_output=True, timeout=60)
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert int(done.stdout) >= 1000, "so often it looked"
 
 
 def test_a_peer_that_rewrites_tables_during_pulls(rounds: Callable[[int], int]) -> None:
