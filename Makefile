@@ -15,9 +15,10 @@ demo: $(VENV)/.built
 	@$(BIN)/shmkv demo
 	@echo "next: source $(BIN)/activate, then the two programs of README.md (or call $(BIN)/python and $(BIN)/shmkv)"
 
-# Thousands of interpreters are started: what they import is compiled once, whatever the environment says, and not into the sources.
+# Thousands of interpreters are started, and half of what each start took was spared: what they import is compiled once, whatever the
+# environment says and not into the sources, and numpy's library of linear algebra makes no threads, which nobody asks for anything.
 test: $(VENV)/.with-test
-	@env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/$(VENV)/bytecode \
+	@env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/$(VENV)/bytecode OPENBLAS_NUM_THREADS=1 \
 	  $(BIN)/python tests/shares.py -m "not llm and not engines and not soak"
 
 # make torture TORTURE='--minutes 10 --kills 10000': what python -m torture --help says.

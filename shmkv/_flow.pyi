@@ -7,6 +7,8 @@ from shmkv._wait import Ending
 
 MORE: Final[int]
 
+def copy_within(ending: Ending, src: LocalCache, dst: LocalCache, select: tuple[int, ...], deadline_ns: int) -> int: ...
+
 class RowFlow(Ending):
     def __init__(
         self,

@@ -29,6 +29,7 @@ from shmkv._link cimport (
     LINK_FORKED,
     LINK_INTERRUPTED,
     Link,
+    Patience,
     is_cancelled,
     is_forked,
     link_leave,
@@ -41,7 +42,7 @@ from shmkv._lookup cimport FIND_NEVER, FIND_UNPUBLISHED, FoundRow, recheck, unpi
 from shmkv._plan cimport Plan
 from shmkv._pull cimport request_init, set_key
 from shmkv._wait cimport WAIT_NOT_YET, Ending, Sleeper, sleeper_end_turn, sleeper_seen
-from shmkv._within cimport COPY_DST_GONE, check_target
+from shmkv._within cimport COPY_DST_GONE, check_target, copy_now
 
 cdef enum:
     FLOW_MORE = 1                   # a piece was copied, and there are others
@@ -205,6 +206,21 @@ cdef void flow_end(Flow* flow, Link* link) noexcept nogil:
         give_back(link, flow.lease)
     flow.lease = -1
     flow.is_over = True
+
+
+def copy_within(Ending ending, LocalCache src, LocalCache dst, tuple select, int64_t deadline_ns):
+    """`_pull.copy` of a row as a part of a wait: it ends at `deadline_ns` (CLOCK_MONOTONIC), and when the wait is cancelled."""
+    cdef Request want
+    cdef Patience wait
+    cdef int status
+    request_init(&want, select)
+    wait.deadline_ns = deadline_ns
+    ending.begin_turn(&wait)
+    with nogil:
+        status = copy_now(&src.local, &dst.local, &want.select, NULL, False, &wait)
+    if status == LINK_INTERRUPTED:
+        raise_pending()
+    return status
 
 
 cdef class RowFlow(Ending):

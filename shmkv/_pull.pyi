@@ -6,7 +6,6 @@ from shmkv._blocks import BlockLists
 from shmkv._lend import Loan
 from shmkv._link_handle import LinkHandle
 from shmkv._local import LocalCache
-from shmkv._wait import Ending
 from shmkv.errors import LLMException
 
 DST_GONE: Final[int]
@@ -36,7 +35,6 @@ def copy(
     *,
     lists: BlockLists | None = None,
     disjoint: bool = False,
-    ending: Ending | None = None,
 ) -> int: ...
 def check(dst: LocalCache, select: tuple[int, ...], *, lists: BlockLists | None = None) -> int: ...
 def last_pull() -> tuple[int, int, int, str, bool]: ...

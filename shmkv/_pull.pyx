@@ -27,7 +27,6 @@ from shmkv._lend cimport Lent, lend_now, loan_of
 from shmkv._link_handle cimport LinkHandle
 from shmkv._local cimport Local, LocalCache, local_enter, local_leave
 from shmkv._plan cimport Selection
-from shmkv._wait cimport Ending
 from shmkv._within cimport COPY_DST_GONE, check_target, copy_now
 
 cdef enum:
@@ -158,12 +157,10 @@ def lend(LinkHandle handle, bytes packed, tuple select, bint consumes, int64_t t
     return (0, loan_of(handle, &lent)) if status == 0 else (status, None)
 
 
-def copy(LocalCache src, LocalCache dst, tuple select, int64_t timeout_ms, *, BlockLists lists=None, bint disjoint=False,
-         Ending ending=None):
+def copy(LocalCache src, LocalCache dst, tuple select, int64_t timeout_ms, *, BlockLists lists=None, bint disjoint=False):
     """Copy one row, or the blocks of `lists`, between caches of this process: 0 or a negative status.
 
-    `select` as in `request_init`; `disjoint`: the caller knows that no byte is both read and written; `ending`: the wait that this
-    copy is a part of, whose cancellation ends it.
+    `select` as in `request_init`; `disjoint`: the caller knows that no byte is both read and written.
     """
     cdef Selection want
     cdef Patience wait
@@ -172,8 +169,6 @@ def copy(LocalCache src, LocalCache dst, tuple select, int64_t timeout_ms, *, Bl
     memset(&want, 0, sizeof(Selection))
     select_init(&want, select)
     patience_init(&wait, timeout_ms)
-    if ending is not None:
-        wait.asked = &ending.sleeper.asked
     with nogil:
         status = copy_now(&src.local, &dst.local, &want, blocks, disjoint, &wait)
     if status == LINK_INTERRUPTED:

@@ -13,8 +13,14 @@ from shmkv.pull_arguments import PullRequest
 from shmkv.pull_failure import PullKey, SourceKey
 from shmkv.push import Pushes
 from shmkv.stream_calls import LayerPull, StreamCalls
-from shmkv.turns import Turns, take_turns
+from shmkv.turns import Steps, Turns
 from shmkv.types import LLMRole
+
+
+async def _take_turns(turns: Turns, steps: Steps) -> int:
+    from shmkv.event_loop import take_turns  # with asyncio, which others need not have
+
+    return await take_turns(turns, steps)
 
 
 class AsyncLayerPull:
@@ -30,7 +36,7 @@ class AsyncLayerPull:
     async def __anext__(self) -> int:
         if self._layers.is_over:
             raise StopAsyncIteration
-        await take_turns(self._turns, self._layers)
+        await _take_turns(self._turns, self._layers)
         return self._layers.take()
 
     async def aclose(self) -> None:
@@ -66,7 +72,7 @@ class AsyncCalls(StreamCalls):
             TypeError, LLMParamError: an argument.
             LLMException: LLM_WAIT_PROCESS_TIMEOUT at the end of `timeout_ms`; at once, as `wait_for_key`, when it will not come.
         """
-        await take_turns(self._turns, self._key_wait(key, timeout_ms))
+        await _take_turns(self._turns, self._key_wait(key, timeout_ms))
 
     async def pull_cache_async(self, cache_key: PullKey, kv_cache: KvCache, batch_index: int = 0, size: int = -1, *,
                                src_layer_range: range | None = None, dst_layer_range: range | None = None,
@@ -89,7 +95,7 @@ class AsyncCalls(StreamCalls):
                               dst_layer_range=dst_layer_range, src_cache_offset=src_cache_offset,
                               dst_cache_offset=dst_cache_offset, tensor_num_per_layer=tensor_num_per_layer, heads=heads,
                               strict_format=strict_format)
-        await take_turns(self._turns, self._row_wait(request, timeout_ms, waits=wait))
+        await _take_turns(self._turns, self._row_wait(request, timeout_ms, waits=wait))
 
     def pull_layers_async(self, cache_key: PullKey, kv_cache: KvCache, batch_index: int = 0, *,
                           src_layer_range: range | None = None, dst_layer_range: range | None = None,

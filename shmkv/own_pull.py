@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shmkv import _lookup, _plan, _pull
+from shmkv import _flow, _lookup, _plan, _pull
 from shmkv._blocks import BlockLists
 from shmkv._local import LocalCache
 from shmkv._wait import Ending
@@ -15,27 +15,28 @@ from shmkv.pull_failure import PullKey, Select, SourceKey
 
 
 @dataclass(frozen=True)
-class Limits:
-    """When a copy ends before its last byte: after `timeout_ms`, or when the wait is cancelled that it is a part of."""
+class Limit:
+    """The wait that a pull of a row is a part of, which ends it when it is cancelled; its deadline (CLOCK_MONOTONIC)."""
 
-    timeout_ms: int
-    ending: Ending | None = None
+    ending: Ending
+    deadline_ns: int
 
 
 def pull_own(cluster: Cluster, key: SourceKey, dst: LocalCache, select: Select, consumes: bool, lists: BlockLists | None,
-             limits: Limits) -> int:
-    """The pull that `transfer.pull` describes: 0 or the number that a pull over a link would give."""
+             limit: Limit | None = None) -> int:
+    """The pull that `transfer.pull` describes: 0 or the number that a pull over a link would give. It takes no longer than
+    sync_kv_timeout, or, with `limit`, as that says."""
     status = int(_pull.check(dst, select, lists=lists))
     if status:
         return status
     if isinstance(key, BlocksCacheKey):
         assert lists is not None
-        return _pull_blocks(cluster, key, dst, select, lists, limits)
-    return _pull_row(cluster, key, dst, select, consumes, lists, limits)
+        return _pull_blocks(cluster, key, dst, select, lists)
+    return _pull_row(cluster, key, dst, select, consumes, lists, limit)
 
 
 def _pull_row(cluster: Cluster, key: PullKey, dst: LocalCache, select: Select, consumes: bool, lists: BlockLists | None,
-              limits: Limits) -> int:
+              limit: Limit | None) -> int:
     with cluster.lock:
         found = find_own(cluster.caches, key)
         if isinstance(found, int):
@@ -47,7 +48,7 @@ def _pull_row(cluster: Cluster, key: PullKey, dst: LocalCache, select: Select, c
             return int(_lookup.UNPUBLISHED)
         source.local.count_in()
     try:
-        status = _copy(source, dst, (*select[:3], row, *select[4:]), lists, limits)
+        status = _copy(cluster, source, dst, (*select[:3], row, *select[4:]), lists, limit)
         if status == 0:
             with cluster.lock:
                 status = cluster.caches.sources.finish(source, row, word, by_key=isinstance(key, CacheKey), consumes=consumes,
@@ -57,7 +58,7 @@ def _pull_row(cluster: Cluster, key: PullKey, dst: LocalCache, select: Select, c
     return status
 
 
-def _pull_blocks(cluster: Cluster, key: BlocksCacheKey, dst: LocalCache, select: Select, lists: BlockLists, limits: Limits) -> int:
+def _pull_blocks(cluster: Cluster, key: BlocksCacheKey, dst: LocalCache, select: Select, lists: BlockLists) -> int:
     """As a reader over a link does: each block published, and still the same after the copy."""
     blocks = lists.looked
     with cluster.lock:
@@ -73,7 +74,7 @@ def _pull_blocks(cluster: Cluster, key: BlocksCacheKey, dst: LocalCache, select:
         words = cluster.caches.sources.row_words(source, blocks)
         source.local.count_in()
     try:
-        status = _copy(source, dst, select, lists, limits)
+        status = _copy(cluster, source, dst, select, lists)
         if status == 0:
             with cluster.lock:
                 status = 0 if cluster.caches.sources.are_same_rows(source, blocks, words) else int(_lookup.REMOVED)
@@ -88,8 +89,11 @@ def _is_refused(source: OwnCache, dst: LocalCache, select: Select) -> bool:
         and source.local.format != dst.format
 
 
-def _copy(source: OwnCache, dst: LocalCache, select: Select, lists: BlockLists | None, limits: Limits) -> int:
-    return int(_pull.copy(source.local, dst, select, limits.timeout_ms, lists=lists, ending=limits.ending))
+def _copy(cluster: Cluster, source: OwnCache, dst: LocalCache, select: Select, lists: BlockLists | None,
+          limit: Limit | None = None) -> int:
+    if limit is not None:
+        return int(_flow.copy_within(limit.ending, source.local, dst, select, limit.deadline_ns))
+    return int(_pull.copy(source.local, dst, select, cluster.settings.sync_kv_timeout_ms, lists=lists))
 
 
 def find_own(caches: OwnCaches, key: PullKey) -> tuple[OwnCache, int, int] | int:

@@ -8,7 +8,7 @@ from shmkv._local import LocalCache
 from shmkv.cluster import Cluster
 from shmkv.keys import BlocksCacheKey, CacheKey
 from shmkv.own_cache import OwnCache
-from shmkv.own_pull import Limits, pull_own
+from shmkv.own_pull import Limit, pull_own
 from shmkv.pull_failure import PullKey, Select, SourceKey
 
 Found = tuple[OwnCache, int, int]
@@ -30,11 +30,6 @@ class OwnWait(_wait.EventWait):
     def is_found(self) -> bool:
         """Was the row there at some look?"""
         return self._found is not None
-
-    @property
-    def left_ms(self) -> int:
-        """How long until the deadline, rounded up; 0 after it."""
-        return max(0, -((time.monotonic_ns() - self._deadline) // 1_000_000))
 
     def wait_until(self, first: int, end: int, turn_ns: int, watched: bool) -> int:
         """Until tensors `first` to `end` (-1 = all) of the row are published: 0, or why not."""
@@ -153,5 +148,5 @@ class OwnRowFlow(OwnWait):
         status = self.wait_until(select[5], end, turn_ns, watched)
         if status:
             return status
-        status = pull_own(self._cluster, self._pull_key, self._dst, select, self._consumes, None, Limits(self.left_ms, self))
+        status = pull_own(self._cluster, self._pull_key, self._dst, select, self._consumes, None, Limit(self, self._deadline))
         return int(_lookup.REMOVED) if status == _lookup.UNPUBLISHED else status        # taken back meanwhile

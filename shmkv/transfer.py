@@ -11,7 +11,7 @@ from shmkv._local import LocalCache
 from shmkv.cluster import Cluster
 from shmkv.errors import LLMException
 from shmkv.link import Links
-from shmkv.own_pull import Limits, pull_own
+from shmkv.own_pull import pull_own
 from shmkv.pull_failure import PullKey, Select, SourceKey, pull_failure
 from shmkv.types import CacheDesc
 
@@ -33,7 +33,7 @@ def pull(cluster: Cluster, links: Links, key: SourceKey, dst: LocalCache, desc: 
     if handle is not None:
         status = _pull.pull(handle, dst, key.packed, select, consumes, timeout_ms, lists=lists)
     elif key.cluster_id == cluster.cluster_id:
-        status = pull_own(cluster, key, dst, select, consumes, lists, Limits(timeout_ms))
+        status = pull_own(cluster, key, dst, select, consumes, lists)
     else:
         status = _pull.check(dst, select, lists=lists) or _link.ENDED
     if status == _link.ENDED:
