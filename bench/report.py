@@ -150,10 +150,11 @@ def _cpu() -> str:
 
 
 def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith(("model name", "Model")):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
+    """With family and model where there are any: virtual machines give processors of several generations one name."""
+    pairs = (line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines())
+    said = {name.strip(): value.strip() for name, _, value in pairs}
+    name = said.get("model name") or said.get("Model") or platform.machine()
+    return f"{name}, family {said['cpu family']} model {said['model']}" if "cpu family" in said else name
 
 
 def _memory_gib() -> int:
