@@ -33,18 +33,3 @@ def ask(agent: Any, name: str, prompt: list[int], max_tokens: int, handed: dict[
     assert output is not None
     return {"first": first, "last": time.perf_counter() - begun, "tokens": list(output.outputs[0].token_ids),
             "loaded": output.num_cached_tokens, "handed": output.kv_transfer_params}
-
-
-def say(agent: Any, prompt: list[int], max_tokens: int, apart: int) -> list[int]:
-    """What the engine says when it computes the last tokens of a prompt in a step of their own; where they are a whole block it has
-    the others from its own prefix cache."""
-    scheduler = agent.core.scheduler
-    scheduler.reset_prefix_cache()
-    limit = scheduler.max_num_scheduled_tokens
-    if apart < scheduler.block_size:
-        scheduler.max_num_scheduled_tokens = len(prompt) - apart
-    else:
-        agent.generate([prompt], 1)
-    tokens: list[int] = agent.generate([prompt], max_tokens)[0]
-    scheduler.max_num_scheduled_tokens = limit
-    return tokens

@@ -143,7 +143,7 @@ def compare(found: figures.Figures, one: Any) -> None:
                 if (place, apart) not in known:
                     repeat = sum(earlier.tokens == request.tokens for earlier in requests[:place])
                     arguments = {"prompt": prompt_of(request.tokens, repeat), "max_tokens": NEW_TOKENS, "apart": apart}
-                    known[place, apart] = one.call("execute", code=f"import asked; result = asked.say(agent, **{arguments!r})")
+                    known[place, apart] = one.call("say_apart", **arguments)
                 request.apart = known[place, apart]
 
 

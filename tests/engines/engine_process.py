@@ -59,6 +59,20 @@ class EngineAgent:
         """The same, one after the other."""
         return [self.generate([prompt], max_tokens)[0] for prompt in prompts]
 
+    def say_apart(self, prompt: list[int], max_tokens: int, apart: int) -> list[int]:
+        """What the engine says when it computes the last `apart` tokens of a prompt in a step of their own; where they are a whole
+        block it has the others from its own prefix cache."""
+        scheduler = self.core.scheduler
+        scheduler.reset_prefix_cache()
+        limit = scheduler.max_num_scheduled_tokens
+        if apart < scheduler.block_size:
+            scheduler.max_num_scheduled_tokens = len(prompt) - apart
+        else:
+            self.generate([prompt], 1)
+        said = self.generate([prompt], max_tokens)[0]
+        scheduler.max_num_scheduled_tokens = limit
+        return said
+
     def timed(self, prompt: list[int], max_tokens: int) -> list[float]:
         """Seconds from a request's beginning to its first and to its last token."""
         engine = self.llm.llm_engine

@@ -26,6 +26,7 @@ class Sides(NamedTuple):
     producer: Engine
     consumer: Engine
     tokenizer: Any
+    dtype: str
 
 
 @pytest.fixture(scope="module", params=["bfloat16", "float32"])
@@ -42,7 +43,7 @@ def sides(house: House, request: pytest.FixtureRequest) -> Sides:
     for engine in engines:
         engine.wait_until_ready()
     house.wait_until(lambda: len(engines[2].call("state")["peers"]) == 2)       # itself and the producer
-    return Sides(*engines, AutoTokenizer.from_pretrained(model))
+    return Sides(*engines, AutoTokenizer.from_pretrained(model), dtype)
 
 
 def prompts(tokenizer: Any) -> list[list[int]]:
@@ -55,13 +56,25 @@ def prompts(tokenizer: Any) -> list[list[int]]:
     return made
 
 
+def assert_same(sides: Sides, asked: list[list[int]], together: list[list[int]], alone: list[list[int]]) -> None:
+    """Token by token. In bfloat16 two words may be as good as each other, and then it counts in which steps a prompt is computed: a
+    text that is another one has to be that of one engine that computes the last tokens in a step of their own, as the consumer."""
+    others = [place for place in range(len(asked)) if together[place] != alone[place]]
+    if sides.dtype == "float32":
+        assert others == []
+    assert len(others) < len(asked) / 4
+    for place in others:
+        apart = max(len(asked[place]) % BLOCK, 1)
+        assert together[place] == sides.one.call("say_apart", prompt=asked[place], max_tokens=NEW_TOKENS, apart=apart), asked[place]
+
+
 def test_twenty_prompts_say_the_same_through_two_engines(sides: Sides) -> None:
     asked = prompts(sides.tokenizer)
     alone = sides.one.call("each", prompts=asked, max_tokens=NEW_TOKENS)
     sides.producer.call("each", prompts=asked, max_tokens=1)
     assert sides.producer.counted("published_blocks") > 10
     together = sides.consumer.call("each", prompts=asked, max_tokens=NEW_TOKENS)
-    assert together == alone
+    assert_same(sides, asked, together, alone)
     assert sides.consumer.counted("hit_tokens") > 10 * BLOCK
     assert sides.consumer.counted("loaded_blocks") >= 10
     assert sides.consumer.counted("failed_blocks") == 0
