@@ -75,10 +75,11 @@ test-llm: $(VENV)/.with-model $(VENV)/.with-test
 
 # Serving engines have an environment of their own, .venv-engines: 3.4 GB, with versions of what .venv has too.
 # All, or some: make test-engines ENGINE_TESTS=tests/engines/test_hybrid.py
-ENGINE_TESTS ?= tests/engines
+# Those of transformers are among them: the engine brings an older release of it than the one of make test-llm.
+ENGINE_TESTS ?= tests/engines tests/integrations
 
 test-engines: $(ENGINES)/.ready
-	@$(ENGINES)/bin/python -m pytest -m engines $(ENGINE_TESTS)
+	@$(ENGINES)/bin/python -m pytest -m "engines or llm" $(ENGINE_TESTS)
 
 example-vllm: $(ENGINES)/.ready
 	@PATH="$(CURDIR)/$(ENGINES)/bin:$$PATH" examples/vllm/serve.sh
