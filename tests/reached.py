@@ -65,7 +65,8 @@ WANTED = ("test_core.py", "test_copy.py", "test_crew.py", "test_plan.py", "test_
           "processes/test_push.py", "processes/test_push_ends.py", "processes/test_waiting.py", "processes/test_waits_that_fail.py",
           "processes/test_waiting_for_memory.py", "processes/test_streaming.py", "processes/test_async.py", "test_peer_memory.py",
           "test_peer_access.py", "crash/test_peer_memory.py", "processes/test_registered.py", "processes/test_registered_life.py",
-          "processes/test_waiting_pulls_of_many.py", "test_cold.py", "test_mutex.py", "test_life.py", "test_members.py",
+          "processes/test_waiting_pulls_of_many.py", "processes/test_drain.py",
+          "test_cold.py", "test_mutex.py", "test_life.py", "test_members.py",
           "test_membership.py", "test_membership_losses.py", "test_ranges.py", "test_push_key.py",
           "test_wait_any.py", "test_drop.py", RACING)
 # Of what the extensions call: in a counting build they call what gcov needs, too.

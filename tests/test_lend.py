@@ -13,7 +13,7 @@ from memory import INITIATOR, Pair, by_id, mapped, prefix, request, select
 from peer import Namespace
 from reference import Geometry, noise
 
-from shmkv import _lease, _lend, _link, _lookup, _plan, _pull
+from shmkv import _carry, _layout, _lease, _lend, _link, _lookup, _plan, _pull
 from shmkv._lend import ForkedRegion, Loan, fork_segment
 
 SHAPE = Geometry(4, 2, 3, 64)
@@ -95,6 +95,14 @@ def test_refused_loan_leaves_nothing(pair: Pair, what: dict[str, int], status: i
     assert lease(pair, 0) == 0
     assert pair.owner.side(pair.record, INITIATOR, "hazard").value == 0
     assert pair.handle.leases == 0
+
+
+def test_private_memory_is_not_lent(pair: Pair) -> None:
+    """Registered memory outside of segments: no other process can map it."""
+    for field, value in (("kind", _layout.KIND_REGISTERED), ("segment_serial", 0)):
+        memory.word(pair.owner.region, "CacheRecord", 0, "CacheRecord", field).value = value
+    assert ask(pair) == (_carry.PRIVATE, None)
+    assert lease(pair, 0) == 0
 
 
 def test_pread_lends_nothing(namespace: Namespace) -> None:

@@ -198,6 +198,11 @@ def test_prepared_pull_takes_the_quick_way_after_the_first_call(pair: Pair) -> N
     assert caller.call.dst is caller.cache
 
 
+def test_prepared_pull_notes_all_options_or_none(pair: Pair) -> None:
+    with pytest.raises(ValueError, match="2 options"):
+        Caller(pair).call.note_options((1, 2))
+
+
 def test_prepared_pull_asks_again_for_another_cluster_or_an_ended_link(pair: Pair) -> None:
     caller = Caller(pair)
     for key in (CacheKey(1, 0, 0), CacheKey(2, 1, 0), CacheKey(1, 2, 0), CacheKey(1, 3, 0)):

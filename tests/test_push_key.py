@@ -34,6 +34,7 @@ def test_what_is_not_there(pair: PushPair) -> None:
     assert pair.push_by_id(src_row=ROWS) == _push.ROW
     assert pair.push_by_id(row=ROWS) == _plan.DST_ROW
     assert pair.push_by_id(tensors=(0, -1, TENSORS, -1)) == _plan.DST_RANGE
+    assert pair.push_by_id(tensors=(TENSORS, 1, 0, 1)) == _plan.SRC_RANGE
     assert pair.push_by_id(cache_id=pair.target.cache_id + 1) == _lookup.NEVER
     assert pair.is_untouched()
 

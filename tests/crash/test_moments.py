@@ -60,6 +60,8 @@ CALLS = {
     "pull_many": "agent.dist.kv_cache_manager.pull_many([shmkv.PullRequest(shmkv.CacheKeyByIdAndIndex(1, {id}, 0), "
                  "agent.caches['big'], 0)])",
     "prepared": "agent.prepared(shmkv.CacheKeyByIdAndIndex(1, {id}, 0))",
+    "own waiting pull": "agent.dist.kv_cache_manager.pull_cache(shmkv.CacheKeyByIdAndIndex(2, agent.caches['other'].cache_id, 0), "
+                        "agent.caches['big'], wait=True)",
     "copy": "agent.dist.kv_cache_manager.copy_cache(agent.caches['big'], agent.caches['other'], 0, 0)",
 }
 

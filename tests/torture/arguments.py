@@ -7,7 +7,7 @@ import os
 import secrets
 from dataclasses import asdict, dataclass
 
-from torture.seeded import BUGS
+from torture.seeded import BUGS, SHARES
 
 SEEDED_MINUTES = 5.0
 
@@ -68,5 +68,5 @@ def parse(words: list[str]) -> Plan:
     if "log" in given:
         given["log"] = os.path.abspath(given["log"])
     if "seeded" in given:
-        given.setdefault("minutes", SEEDED_MINUTES)
+        given = {"minutes": SEEDED_MINUTES, **SHARES.get(given["seeded"], {}), **given}
     return Plan(namespace=f"torture{os.getpid():x}-{secrets.token_hex(4)}", **given)

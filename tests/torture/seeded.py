@@ -61,6 +61,9 @@ cdef bint is_named""", "    return False\n\n\ncdef bint is_named")]
 
 BUGS: dict[str, list[Edit]] = {"pin": PIN, "hazard": HAZARD, "word": WORD, "coverage": COVERAGE, "lease": LEASE,
                               "fence": FENCE}
+# Bugs of pulls are looked for by pulls alone: pushes and what is lent are the greater part of the usual steps.
+PULLS_ALONE = {"push": 0.0, "lend": 0.0}
+SHARES = {"pin": PULLS_ALONE, "hazard": PULLS_ALONE, "word": PULLS_ALONE, "coverage": PULLS_ALONE}
 # What a run of the bug needs besides.
 VARIABLES = {"fence": {"SHMKV_NT_THRESHOLD": "0"}}          # every copy streams
 
