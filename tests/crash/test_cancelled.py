@@ -13,7 +13,7 @@ from reference import SUCCESS
 
 from crash.scenarios import arming
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)         # the first one waits for a build
 TENSORS, ROW = 32, 4 << 20
 BIG = {"name": "big", "num_tensors": TENSORS, "shape": [1, ROW], "dtype": "DT_INT8"}
 CALLS = {
