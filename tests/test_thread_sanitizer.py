@@ -1,4 +1,5 @@
-"""Lock, hazard, coverage and crew as threads on one mapping, under ThreadSanitizer: 0 reports. Scaled by SHMKV_ROUNDS.
+"""Lock, hazard, coverage and crew as threads on one mapping, under ThreadSanitizer, and under AddressSanitizer and
+UndefinedBehaviorSanitizer: 0 reports. Scaled by SHMKV_ROUNDS.
 
 What the threads do stands in `racing.py`. Each of the orders that matter is taken away once, to see that the sanitizer looks.
 """
@@ -39,11 +40,12 @@ WEAKENED = {
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")]
 
 
-def race(folder: Path, scenario: str, rounds: int) -> subprocess.CompletedProcess[str]:
-    """Run a scenario with a build; nothing is left in /dev/shm."""
+def race(folder: Path, scenario: str, rounds: int, kind: str = "thread") -> subprocess.CompletedProcess[str]:
+    """Run a scenario with a build of a kind; nothing is left in /dev/shm."""
     prefix = run.namespace()
-    variables = builds.environment("thread", folder)
-    variables["TSAN_OPTIONS"] += f":suppressions={HERE / 'tsan.supp'}"
+    variables = builds.environment(kind, folder)
+    if kind == "thread":
+        variables["TSAN_OPTIONS"] += f":suppressions={HERE / 'tsan.supp'}"
     try:
         return subprocess.run([sys.executable, str(HERE / "racing.py"), scenario, str(rounds), prefix], cwd=folder, text=True,
                               env={**os.environ, **variables}, capture_output=True, timeout=DEADLINE_S)
@@ -51,9 +53,10 @@ def race(folder: Path, scenario: str, rounds: int) -> subprocess.CompletedProces
         run.clean(prefix)
 
 
+@pytest.mark.parametrize("kind", ["thread", "address"])
 @pytest.mark.parametrize("scenario", ROUNDS)
-def test_threads_on_one_mapping_do_not_race(scenario: str, rounds: Callable[[int], int]) -> None:
-    done = race(builds.build("thread"), scenario, rounds(ROUNDS[scenario]))
+def test_threads_on_one_mapping_do_not_race(scenario: str, kind: str, rounds: Callable[[int], int]) -> None:
+    done = race(builds.build(kind), scenario, rounds(ROUNDS[scenario]), kind)
     assert (done.stderr, done.returncode) == ("", 0)
     assert int(done.stdout.split()[1]) >= rounds(ROUNDS[scenario]), "and the scenario did something"
 
