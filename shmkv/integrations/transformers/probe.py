@@ -44,14 +44,24 @@ def _probe(model: Any) -> tuple[LayerLayout, ...]:
     if getattr(model.config, "is_encoder_decoder", False):
         raise LLMParamError(f"{name} has an encoder, whose states are not handed over: only models with a decoder alone")
     cache = DynamicCache(config=model.config)
-    for number, layer in enumerate(cache.layers):
+    layers = _keeping(cache.layers)
+    for number, layer in enumerate(layers):
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
             raise LLMParamError(f"layer {number} of {name} is kept by a {type(layer).__name__}: only full and sliding attention "
                                 "can be handed over")
     arguments = {"input_ids": torch.zeros((1, 1), dtype=torch.int64), "use_cache": True, cache_argument(model): cache}
     with torch.no_grad():
         model(**arguments)
-    return tuple(_layer(name, number, layer) for number, layer in enumerate(cache.layers))
+    return tuple(_layer(name, number, layer) for number, layer in enumerate(layers))
+
+
+def _keeping(layers: list[Any]) -> list[Any]:
+    """Those that keep something: the last ones of a model may use the keys and values of others, for which later releases of
+    transformers (5.24) have a placeholder, and earlier ones (5.19) nothing."""
+    count = len(layers)
+    while count and type(layers[count - 1]).__name__ == "DummyLayer":
+        count -= 1
+    return layers[:count]
 
 
 def _layer(name: str, number: int, layer: Any) -> LayerLayout:
