@@ -1,6 +1,6 @@
 """Waits that take turns, for the event loop that awaits them.
 
-The one module that needs asyncio, and is imported by the first call that is awaited: `import shmkv` takes a fifth less without it.
+The one module that needs asyncio. It is imported by the first call that is awaited: who never awaits does not wait for that import.
 """
 from __future__ import annotations
 

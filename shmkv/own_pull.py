@@ -92,6 +92,7 @@ def _is_refused(source: OwnCache, dst: LocalCache, select: Select) -> bool:
 def _copy(cluster: Cluster, source: OwnCache, dst: LocalCache, select: Select, lists: BlockLists | None,
           limit: Limit | None = None) -> int:
     if limit is not None:
+        assert lists is None
         return int(_flow.copy_within(limit.ending, source.local, dst, select, limit.deadline_ns))
     return int(_pull.copy(source.local, dst, select, cluster.settings.sync_kv_timeout_ms, lists=lists))
 

@@ -12,14 +12,6 @@ from reference import NOT_EXIST, PARAM_INVALID
 pytestmark = pytest.mark.timeout(180)
 
 
-@pytest.fixture
-def sides(prompt: StartPeer, decoder: StartPeer) -> tuple[Peer, Peer]:
-    """The prompt offers rows."""
-    p, d = prompt(1), decoder(2)
-    offer_rows(p)
-    return p, d
-
-
 _WRITE = """
 import ctypes
 view = agent.dist.kv_cache_manager.view_cache(shmkv.CacheKeyByIdAndIndex(1, 1, 0))
@@ -38,8 +30,8 @@ result = [array.flags.writeable, memoryview(tensor).readonly, tensor.raw.readonl
 """
 
 
-def test_nothing_can_be_written_through_a_view(sides: tuple[Peer, Peer]) -> None:
-    _, d = sides
+def test_nothing_can_be_written_through_a_view(offered: tuple[Peer, Peer]) -> None:
+    _, d = offered
     assert d.call("execute", code=_WRITE) == [
         False, True, True, "ValueError", "ValueError", "ValueError", "ValueError", "TypeError", "ValueError", "TypeError"]
     with_gaps = """
@@ -59,9 +51,9 @@ except (ValueError, AttributeError):
     assert d.call("execute", code=with_gaps) == [[24, 1], False, "refused", "refused"]
 
 
-def test_a_write_past_python_is_stopped_by_the_kernel(sides: tuple[Peer, Peer]) -> None:
+def test_a_write_past_python_is_stopped_by_the_kernel(offered: tuple[Peer, Peer]) -> None:
     """The memory of a peer is mapped to be read. Tried by a child, which it ends."""
-    _, d = sides
+    _, d = offered
     signal_number, before, after = d.call("execute", code="""
 import ctypes, faulthandler, os
 view = agent.dist.kv_cache_manager.view_cache(shmkv.CacheKeyByIdAndIndex(1, 1, 0))
@@ -78,8 +70,8 @@ result = [os.WTERMSIG(os.waitpid(child, 0)[1]), before, array.tobytes().hex()]
     assert after == before
 
 
-def test_dlpack_takes_a_copy_only(sides: tuple[Peer, Peer]) -> None:
-    _, d = sides
+def test_dlpack_takes_a_copy_only(offered: tuple[Peer, Peer]) -> None:
+    _, d = offered
     text, same, apart, flag = d.call("execute", code="""
 view = agent.dist.kv_cache_manager.view_cache(shmkv.CacheKeyByIdAndIndex(1, 1, 0))
 tensor = view.tensors[0]
@@ -106,8 +98,8 @@ copied[...] = 7
     {"shapes": [[1, 96]] * 4, "dtypes": "DT_FLOAT16"}, {"shapes": [[1, 96], [1, 96], [1, 96], [1, 48]]},
     {"layers": [1, 2], "shapes": [[1, 96]] * 2},
 ])
-def test_misfits_are_said_at_once(sides: tuple[Peer, Peer], how: dict[str, Any]) -> None:
-    _, d = sides
+def test_misfits_are_said_at_once(offered: tuple[Peer, Peer], how: dict[str, Any]) -> None:
+    _, d = offered
     assert ask(d, "view", name="v", key=by_id(1, 1), **how).outcome == PARAM_INVALID
     assert within(d, "leases") == 0
 
@@ -124,8 +116,8 @@ def test_pieces_and_elements_stay_whole(prompt: StartPeer, decoder: StartPeer) -
     assert within(d, "view", name="v", key=by_id(1, 2), size=5, shapes=[[1, 5]] * 4) == [[[5], "int8", 5]] * 4
 
 
-def test_statuses_and_types(sides: tuple[Peer, Peer]) -> None:
-    p, d = sides
+def test_statuses_and_types(offered: tuple[Peer, Peer]) -> None:
+    p, d = offered
     outcomes = {
         "never": ask(d, "view", name="v", key=req(1, 99)).outcome, "row": ask(d, "view", name="v", key=by_id(1, 1, 3)).outcome,
         "id": ask(d, "view", name="v", key=by_id(1, 44)).outcome, "link": ask(d, "view", name="v", key=req(3, 1)).outcome,
@@ -139,8 +131,8 @@ def test_statuses_and_types(sides: tuple[Peer, Peer]) -> None:
     assert ask(d, "view", name="v", key=req(1, 7)).outcome == "LLM_NOT_YET_LINK"
 
 
-def test_a_dead_peer_has_nothing_to_view(sides: tuple[Peer, Peer]) -> None:
-    p, d = sides
+def test_a_dead_peer_has_nothing_to_view(offered: tuple[Peer, Peer]) -> None:
+    p, d = offered
     p.kill()
     for function in ("view", "fork"):
         assert ask(d, function, name="v", key=req(1, 7)).outcome == "LLM_WAIT_PROCESS_TIMEOUT"
@@ -166,8 +158,8 @@ def test_the_limit_of_leases_has_a_name(prompt: StartPeer, decoder: StartPeer) -
     assert within(d, "leases") == 3
 
 
-def test_a_link_has_192_leases(sides: tuple[Peer, Peer]) -> None:
-    _, d = sides
+def test_a_link_has_192_leases(offered: tuple[Peer, Peer]) -> None:
+    _, d = offered
     assert d.call("execute", code="""
 manager, key = agent.dist.kv_cache_manager, shmkv.CacheKeyByIdAndIndex(1, 1)
 views = []

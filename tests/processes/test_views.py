@@ -4,26 +4,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lent import KEYS, SENT, SHAPE, ask, assert_row, offer_rows, within
+from lent import KEYS, SENT, SHAPE, ask, assert_row, within
 from peer import Peer, StartPeer, blocks, by_id, prefix, req
 from reference import NOT_EXIST, PARAM_INVALID, SUCCESS, geometry, noise
 
 pytestmark = pytest.mark.timeout(180)
 
 
-@pytest.fixture
-def sides(prompt: StartPeer, decoder: StartPeer) -> tuple[Peer, Peer]:
-    """P's cache 1 has three rows of noise: request 7, prefix 9, request 8."""
-    p, d = prompt(1), decoder(2)
-    offer_rows(p)
-    return p, d
-
-
 # -- bytes ------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("row", "key"), [*enumerate(KEYS), *((row, by_id(1, 1, row)) for row in range(3))])
-def test_a_view_has_the_bytes_of_its_row(sides: tuple[Peer, Peer], row: int, key: list[Any]) -> None:
-    _, d = sides
+def test_a_view_has_the_bytes_of_its_row(offered: tuple[Peer, Peer], row: int, key: list[Any]) -> None:
+    _, d = offered
     assert within(d, "view", name="v", key=key) == [[[96], "int8", 96]] * 4
     assert_row(d, "v", SENT[:, :, row])
 
@@ -82,15 +74,15 @@ def test_tensors_that_differ(prompt: StartPeer, decoder: StartPeer) -> None:
     ({"src_cache_offset": 0, "size": 96}, slice(None), slice(None)),
     ({"size": 8, "src_cache_offset": 3, "shapes": [[1, 4]] * 4, "dtypes": "DT_FLOAT16"}, slice(None), slice(3, 11)),
 ])
-def test_a_part_of_a_row(sides: tuple[Peer, Peer], how: dict[str, Any], tensors: slice, window: slice) -> None:
-    _, d = sides
+def test_a_part_of_a_row(offered: tuple[Peer, Peer], how: dict[str, Any], tensors: slice, window: slice) -> None:
+    _, d = offered
     within(d, "view", name="v", key=by_id(1, 1, 2), **how)
     assert_row(d, "v", SENT[tensors, :, 2], window)
 
 
-def test_the_memory_is_the_owners_own(sides: tuple[Peer, Peer]) -> None:
+def test_the_memory_is_the_owners_own(offered: tuple[Peer, Peer]) -> None:
     """No copy: what the owner writes meanwhile is seen, and the segment is mapped once, to be read."""
-    p, d = sides
+    p, d = offered
     for name in "abc":
         within(d, "view", name=name, key=by_id(1, 1, 0))
     p.call("noise", name="kv", seed=6)
@@ -99,8 +91,8 @@ def test_the_memory_is_the_owners_own(sides: tuple[Peer, Peer]) -> None:
     assert [permissions for permissions, _ in within(d, "mapped")] == ["r--s"]
 
 
-def test_arrays_are_made_when_they_are_asked_for(sides: tuple[Peer, Peer]) -> None:
-    _, d = sides
+def test_arrays_are_made_when_they_are_asked_for(offered: tuple[Peer, Peer]) -> None:
+    _, d = offered
     assert d.call("execute", code="""
 import gc
 from shmkv._view import TensorView
@@ -118,8 +110,8 @@ result += [len(list(tensors)), [each.data_ptr - tensors[0].data_ptr for each in 
 """) == [4, 4, 4, 384, True, 0, 1, True, 1, [True, True], 3, 4, True, 4]
 
 
-def test_places_of_arrays_are_those_of_a_tuple(sides: tuple[Peer, Peer]) -> None:
-    _, d = sides
+def test_places_of_arrays_are_those_of_a_tuple(offered: tuple[Peer, Peer]) -> None:
+    _, d = offered
     assert d.call("execute", code="""
 view = agent.dist.kv_cache_manager.view_cache(shmkv.CacheKey(1, 7))
 tensors = view.tensors
@@ -135,9 +127,9 @@ result = [[outcome(place) for place in (0, 3, -4, 4, -5, "1", None)],
          [[1, 2], [3, 1], []], [True] * 4]
 
 
-def test_arrays_that_are_asked_for_too_late_are_refused(sides: tuple[Peer, Peer]) -> None:
+def test_arrays_that_are_asked_for_too_late_are_refused(offered: tuple[Peer, Peer]) -> None:
     """Those that were made, too: the bytes may be another cache's by now. What was taken out before stays."""
-    _, d = sides
+    _, d = offered
     assert d.call("execute", code="""
 import gc
 view = agent.dist.kv_cache_manager.view_cache(shmkv.CacheKeyByIdAndIndex(1, 1, 0))
@@ -157,9 +149,9 @@ result = [outcome(go_through), len(seen), outcome(lambda: tensors[0]), outcome(l
 """) == [NOT_EXIST, 1, NOT_EXIST, NOT_EXIST, NOT_EXIST, NOT_EXIST, 4, True]
 
 
-def test_a_view_goes_with_its_last_name(sides: tuple[Peer, Peer]) -> None:
+def test_a_view_goes_with_its_last_name(offered: tuple[Peer, Peer]) -> None:
     """Its arrays keep the mapping, their sequence the view."""
-    _, d = sides
+    _, d = offered
     assert d.call("execute", code="""
 import gc
 gc.disable()
@@ -179,8 +171,8 @@ gc.enable()
 
 # -- keys -------------------------------------------------------------------------------------------------------------
 
-def test_a_request_key_is_used_up_by_a_view(sides: tuple[Peer, Peer]) -> None:
-    _, d = sides
+def test_a_request_key_is_used_up_by_a_view(offered: tuple[Peer, Peer]) -> None:
+    _, d = offered
     within(d, "view", name="kept", key=req(1, 7), consume=False)
     within(d, "view", name="window", key=req(1, 7), src_cache_offset=0)
     within(d, "view", name="used", key=req(1, 7))
@@ -193,8 +185,8 @@ def test_a_request_key_is_used_up_by_a_view(sides: tuple[Peer, Peer]) -> None:
     assert_row(d, "prefix", SENT[:, :, 1])
 
 
-def test_parts_use_a_key_up_together(sides: tuple[Peer, Peer]) -> None:
-    _, d = sides
+def test_parts_use_a_key_up_together(offered: tuple[Peer, Peer]) -> None:
+    _, d = offered
     d.call("allocate", name="into", shape=[1, 96], dtype="DT_INT8")
     within(d, "view", name="one", key=req(1, 7), layers=[0, 1])
     within(d, "view", name="same", key=req(1, 7), layers=[0, 1])
@@ -207,8 +199,8 @@ def test_parts_use_a_key_up_together(sides: tuple[Peer, Peer]) -> None:
     assert d.outcome("pull", key=req(1, 8), name="into") == NOT_EXIST
 
 
-def test_what_is_not_published_is_not_seen(sides: tuple[Peer, Peer]) -> None:
-    p, d = sides
+def test_what_is_not_published_is_not_seen(offered: tuple[Peer, Peer]) -> None:
+    p, d = offered
     p.call("allocate", name="new", shape=[2, 96], dtype="DT_INT8", keys=[req(1, 20)], publish=False)
     assert ask(d, "view", name="v", key=req(1, 20)).outcome == NOT_EXIST
     assert ask(d, "view", name="v", key=by_id(1, 2, 1)).outcome == NOT_EXIST
@@ -221,8 +213,8 @@ def test_what_is_not_published_is_not_seen(sides: tuple[Peer, Peer]) -> None:
     assert ask(d, "view", name="v", key=req(1, 20)).outcome == NOT_EXIST, "both layers were seen"
 
 
-def test_a_row_of_a_blocks_cache(sides: tuple[Peer, Peer]) -> None:
-    p, d = sides
+def test_a_row_of_a_blocks_cache(offered: tuple[Peer, Peer]) -> None:
+    p, d = offered
     cache_id = p.call("allocate_blocks", name="blocks", shape=[8, 16], key=blocks(1, 3))
     p.call("noise", name="blocks", seed=8)
     within(d, "view", name="v", key=by_id(1, cache_id, 5))
